@@ -693,7 +693,7 @@ def test_a_state_that_needs_pickle_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "is no checkpoint of this package"),
-        ({"version": 9}, "has format version 9, this package reads 4: resume the run with the ve"),
+        ({"version": 9}, "has format version 9, this package reads 5: resume the run with the ve"),
         ({"seed": "0"}, "is damaged: TypeError: seed is a str, not a int"),
         ({"more": 1}, "is damaged: ValueError: it has 'more', which is not known"),
         ({"state": []}, "is damaged: TypeError: state is a list, not a dict"),

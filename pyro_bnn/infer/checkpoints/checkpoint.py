@@ -32,7 +32,7 @@ logger = logging.getLogger("pyro_bnn")
 
 NAME = "pyro-bnn-checkpoint.safetensors"
 OLD_NAME = "manifest.json"  # of format version 2
-FORMAT, VERSION = "pyro_bnn checkpoint", 4
+FORMAT, VERSION = "pyro_bnn checkpoint", 5
 SCHEMA = {
     "format": str,
     "version": int,

@@ -39,6 +39,7 @@ class Descent:
 
     Attributes:
         adam: The update as a pure function, after :meth:`make_pure`.
+        peak: Largest step size of a round, relative to that at the start.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Descent:
     ) -> None:
         self._parameters = list(parameters)
         self._schedule, self._num_steps, self._clip_norm = schedule, num_steps, clip_norm
+        self.peak = 1.0
         self._ends = ends_of_rounds(num_steps) if schedule == "rounds" else ()
         if optimizer is None:
             made: object = PlainAdam(self._parameters, lr=learning_rate, fused=True)
@@ -134,7 +136,11 @@ class Descent:
         """The optimiser's state, and its step sizes at the start."""
         if self.adam is not None:
             self.adam.store_counts()
-        return {"rates": self._rates, "optimizer": self._optimizer.state_dict()}
+        return {
+            "rates": self._rates,
+            "peak": self.peak,
+            "optimizer": self._optimizer.state_dict(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to the state of an optimiser with the same options.
@@ -143,7 +149,7 @@ class Descent:
             OptionError: If it has others.
             ValueError: If its tensors have not the shapes of the parameters.
         """
-        saved = state["optimizer"]
+        saved, self.peak = state["optimizer"], float(state["peak"])
         theirs = _options(saved["param_groups"], state["rates"])
         ours = _options(self._optimizer.state_dict()["param_groups"], self._rates)
         if ours != theirs:
@@ -216,7 +222,7 @@ class Descent:
         if self._schedule == "constant":
             return 1.0
         if self._schedule == "rounds":
-            return step_size_factor(step, self._ends)
+            return self.peak * step_size_factor(step, self._ends)
         return 0.5 * (1 + math.cos(math.pi * step / self._num_steps))
 
 

@@ -8,7 +8,8 @@ at an iterate without the noise of its steps, as a run that was planned to end t
 two such iterates differ by is what the steps between them gained. A run that goes on loses little
 against one cosine of the same length: a constant step size with a short fall serves any length
 (Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS
-2024, arXiv:2405.18392).
+2024, arXiv:2405.18392). Where the noise of the steps costs several times what the last round
+gained, the next round begins at half its step size, so that step sizes fall as 1/t at the end.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyro_bnn.infer.svi.options import SVIOptions
 
 COUNTED_NORMALS = 1 << 15  # normals a step; more are made of the step's number, on all cores
+NOISY = 4.0  # times the gain of a round, from which on its noise halves the step size
 NUM_GRAPHS = 2  # graphs made when a run is resumed: minibatches, and a smaller last one
 
 
@@ -234,10 +235,26 @@ class Training(GradientRun[GuidePosterior]):
             values = self._snapshot()  # of the one that goes on
         if self._before is not None:
             self.doubling = self._compared(self._before, values)
+            if self._is_noisy(self.doubling.gain):
+                self.descent.peak *= 0.5
             is_whole = self._ends_before_this() >= max(self.svi.kl_warmup, self.loc_warmup)
             if self.svi.ends_by_itself and is_whole and not self.doubling.is_rising:
                 self.num_steps = self.step
         self._before = values
+
+    def _is_noisy(self, gain: float) -> bool:
+        """Whether the noise of the steps costs much more than the round has gained.
+
+        It costs what the objective rose by while the step size fell.
+        """
+        begin = self._ends_before_this()
+        length = self.position - begin
+        level = self.losses[begin + length // 4 : begin + length // 2]
+        last = self.losses[self.position - max(length // 20, 1) :]
+        if not level or self.svi.schedule != "rounds":
+            return False
+        noise = sum(level) / len(level) - sum(last) / len(last)
+        return noise > NOISY * max(gain, 0.0)
 
     def _ends_before_this(self) -> int:
         place = self.ends.index(self.position)
