@@ -123,6 +123,7 @@ class Problem:
         *,
         method: str | None = None,
         losses: list[float] | None = None,
+        doubling: Doubling | None = None,
         cls: type[GuidePosterior] = GuidePosterior,
     ) -> GuidePosterior:
         """The posterior of a guide whose parameters alone the engine fitted.
@@ -133,6 +134,7 @@ class Problem:
             options: As they are told.
             method: Name of what it is, by default the engine's.
             losses: Minus the objective at each step.
+            doubling: What the second half of the run gained.
             cls: Kind of posterior.
         """
         provenance = self.provenance(
@@ -141,5 +143,6 @@ class Problem:
             options=options,
             num_parameters=sum(p.numel() for p in guide.parameters()),
             losses=losses,
+            doubling=doubling,
         )
         return cls(self.program, guide, provenance)

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import autoguide
 from torch import Tensor
 
-from pyro_bnn import SVI, Interrupted, guides, models
+from pyro_bnn import SVI, Ensemble, Interrupted, guides, models
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
@@ -349,6 +349,35 @@ def test_the_start_that_is_best_goes_on() -> None:
     posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
     assert isinstance(posterior, GuidePosterior)
     assert float(posterior.guide.centre().abs().max()) < 10
+
+
+@pytest.mark.slow("two fits")
+def test_a_guide_that_is_given_has_one_start() -> None:
+    """A second set-up would give it other parameters than those that are trained."""
+    data = PROBLEM.x, PROBLEM.y
+    for make in (lambda one: one, lambda one: lambda model: one):
+        guide = guides.AutoNormal(PROBLEM.model)
+        posterior = SVI(make(guide), max_steps=4_000, compile=False).run(
+            PROBLEM.model, data, progress=False
+        )
+        assert isinstance(posterior, GuidePosterior)
+        assert torch.equal(posterior.guide.centre(), guide.centre())
+        assert elbo_of(PROBLEM, posterior) > PROBLEM.log_evidence - PROBLEM.mean_field_gap - 3
+
+
+@pytest.mark.slow("three fits")
+def test_members_are_told_by_the_one_that_has_most_to_gain() -> None:
+    data = PROBLEM.x, PROBLEM.y
+    engine = Ensemble(num_members=2, member=guides.AutoNormal, num_steps=400, compile=False)
+    posterior = engine.run(PROBLEM.model, data, progress=False)
+    first = SVI(guides.AutoNormal, num_steps=400, compile=False).run(
+        PROBLEM.model, data, progress=False
+    )
+    assert posterior.doubling is not None
+    assert first.doubling is not None
+    assert posterior.doubling.gain >= first.doubling.gain > 0
+    points = Ensemble(num_members=2, num_steps=400, compile=False)
+    assert points.run(PROBLEM.model, data, progress=False).doubling is not None
 
 
 # What is told

@@ -156,7 +156,11 @@ class GuidesRun(Run[GuidePosterior]):
         if len({len(each.losses) for each in found}) == 1:
             losses = np.mean([each.losses for each in found], 0).tolist()
         options = {**_common(found), **self.options, "member": found[0].method}
-        return problem.guide_posterior(guide, saves, options, losses=losses)
+        told = [each.doubling for each in found if each.doubling is not None]
+        doubling = None
+        if len(told) == len(found):  # of the member that has most left to gain
+            doubling = max(told, key=lambda own: (own.is_rising, not own.is_judged, own.gain))
+        return problem.guide_posterior(guide, saves, options, losses=losses, doubling=doubling)
 
 
 class ApartRun(GuidesRun):

@@ -151,6 +151,8 @@ class SVI(SVIOptions, Engine[Posterior]):
             """Of the guide's parameters at another start."""
             with isolated(derived_seed(problem.seed, START + number)):
                 other = make_guide(self.guide, problem.model)
+                if other is guide:  # of a callable that gives one guide again and again
+                    return {}
                 set_up(other, program)
             return {f"guide.{k}": v.detach() for k, v in other.named_parameters()}
 
@@ -163,7 +165,7 @@ class SVI(SVIOptions, Engine[Posterior]):
                 batches=problem.batches(self.rows_a_step(guide, problem)),
                 loc_warmup=self.warmup_of(guide, is_new=is_fresh),
                 compile_path=saves.compile_path,
-                num_starts=self.starts_of(guide, is_new=is_fresh),
+                num_starts=self.starts_of(guide, is_new=is_fresh and guide is not self.guide),
                 start_values=start_values,
             )
 
