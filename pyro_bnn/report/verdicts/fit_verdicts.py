@@ -9,8 +9,9 @@ from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import objective_of
+from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
-from pyro_bnn.report.verdicts.advice import advised, sentence
+from pyro_bnn.report.verdicts.advice import advice, advised, sentence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
 from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said, Verdict
 
@@ -23,13 +24,10 @@ def trend(entry: Evaluation) -> str | None:
     """An objective that was still improving when the run ended."""
     doubling = entry.checks.doubling
     if doubling is not None and doubling.is_rising:
-        steps = 2 * doubling.num_steps
-        seconds = entry.posterior.wall_time * steps / max(len(entry.checks.losses), 1)
         return (
             f"not converged, the second half of its {doubling.num_steps:,} steps gained "
             f"{with_error(doubling.gain, doubling.error)} nats of "
-            f"{objective_of(entry.posterior)}, threshold {number(doubling.limit, 2)}; twice as "
-            f"many steps, {steps:,}, would take about {number(seconds, 2)} s"
+            f"{objective_of(entry.posterior)}, threshold {number(doubling.limit, 2)}"
         )
     found = entry.checks.trend
     if found is None or not found.is_rising:
@@ -39,6 +37,15 @@ def trend(entry: Evaluation) -> str | None:
         f"{with_error(found.gain, found.standard_error)} nats over the last {found.num_steps:,} "
         f"steps, threshold {STANDARD_ERRORS:g} standard errors and {MIN_GAIN:g} nats"
     )
+
+
+def longer(entry: Evaluation) -> str:
+    """What lengthens a fit that still rose, with the number of steps and the seconds."""
+    words, doubling = advice(nature_of(entry.posterior), "unfinished"), entry.checks.doubling
+    if doubling is None:
+        return words
+    seconds = entry.posterior.wall_time * 2 * doubling.num_steps / max(len(entry.checks.losses), 1)
+    return f"{words}, to {2 * doubling.num_steps:,} (about {number(seconds, 2)} s)"
 
 
 def ended(entry: Evaluation) -> str:
@@ -155,7 +162,7 @@ def containment(judged: Judged) -> Iterator[Said]:
 
 FITS = [
     Rule.of_each("trend", "Objective still rising at the end", "run it longer", trend,
-                 short="still improving", against=REFIT, fault="unfinished"),
+                 short="still improving", against=REFIT, advise=longer),
     Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
          unchecked, "convergence not judged", UNCHECKED, "unfinished"),
     Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
