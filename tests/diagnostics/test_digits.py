@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def found(request: pytest.FixtureRequest) -> tuple[bnn.Prediction, np.ndarray]:
         train.x.shape[1], hidden=(20,), likelihood=bnn.likelihoods.Categorical(10)
     )
     guide = bnn.guides.AutoNormal
-    fit = bnn.SVI(guide, num_steps=200, batch_size=100, learning_rate=0.02, compile=False)
+    options: dict[str, Any] = {"learning_rate": 0.02, "schedule": "cosine", "compile": False}
+    fit = bnn.SVI(guide, num_steps=200, batch_size=100, **options)
     posterior = fit.run(model, train, progress=False)
     return posterior.predict(test.x, 200), test.y.numpy()
 

@@ -211,7 +211,7 @@ def test_components_of_rank_one_miss_what_the_data_leave_open() -> None:
 
 @pytest.mark.slow("about a second")
 def test_a_mixture_of_rank_one_networks_is_asked_too() -> None:
-    svi = SVI(guides.AutoRank1Mixture, num_steps=300, learning_rate=0.02)
+    svi = SVI(guides.AutoRank1Mixture, num_steps=300, learning_rate=0.02, schedule="cosine")
     found = variational_calibration(
         rank1_layer(), torch.eye(2, dtype=torch.float64), svi, num_simulations=20, progress=False
     )

@@ -458,6 +458,7 @@ def test_a_learned_rate_falls_as_the_rows_grow() -> None:
             num_steps=300,
             learning_rate=0.05,
             num_particles=8,
+            schedule="cosine",
             compile=False,
         )
         posterior = engine.run(model, (x, y), progress=False)

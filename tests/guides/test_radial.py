@@ -310,7 +310,7 @@ def test_exact_means_and_mean_field_variances_are_the_optimum() -> None:
 def test_svi_reaches_the_optimum() -> None:
     oracle = linear_gaussian()
     guide = AutoRadial(oracle.model)
-    engine = SVI(guide, num_steps=2_000, learning_rate=0.02, num_particles=16)
+    engine = SVI(guide, num_steps=2_000, learning_rate=0.02, num_particles=16, schedule="cosine")
     engine.run(oracle.model, (oracle.x, oracle.y), progress=False)
     mean, sd = (value.detach() for value in guide.marginals())
     best = oracle.mean_field_variance.sqrt()

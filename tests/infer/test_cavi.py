@@ -62,7 +62,8 @@ def test_it_is_the_optimum_of_svi(oracle: LinearGaussian) -> None:
     """The exact gradient of SVI's objective is zero there, and SVI started there stays."""
     found = fit(CAVI(tolerance=1e-13), oracle)
     assert_stationary(found.guide, oracle)
-    svi = SVI(guides.AutoNormal, num_steps=2_000, learning_rate=0.02, num_particles=16)
+    options: dict[str, Any] = {"learning_rate": 0.02, "schedule": "cosine"}
+    svi = SVI(guides.AutoNormal, num_steps=2_000, num_particles=16, **options)
     reached = fit(svi, oracle)
     sd = found.guide.scale.detach()
     assert_close(

@@ -112,7 +112,7 @@ def test_every_guide_is_batched(guide: str) -> None:
     "options",
     [
         {"batch_size": 2},
-        {"patience": 5},
+        {"patience": 5, "num_steps": 100},
         {"clip_norm": 1.0},
         {"optimizer": torch.optim.SGD},
         {"per_example_draws": True},

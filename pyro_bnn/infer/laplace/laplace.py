@@ -152,6 +152,7 @@ class Laplace(Engine[GuidePosterior]):
             num_steps=max(1, num_steps),
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
+            schedule="cosine",
             compile=self.compile,
         )
 

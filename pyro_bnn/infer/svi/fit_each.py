@@ -24,6 +24,7 @@ from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.svi import SVI, make_guide
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch
@@ -183,7 +184,7 @@ def _num_rising(
     state = generator.get_state()  # the steps go on as if nothing had been asked
     weight = x.new_ones(()) if x.is_floating_point() else before[0].new_ones(())
     gains = []
-    with torch.no_grad():
+    with torch.no_grad(), without_vmap_warnings():
         for _ in range(PAIRS if guide.noise_dim else 2):
             noise = guide.draw_noise(1, generator)
             of_each = (None, 0, None, None, *(0 for _ in after))

@@ -104,6 +104,7 @@ class SVIOptions:
                 'num_steps, or leave schedule at "rounds"'
             )
         if self.patience is not None:
+            check_positive_int("patience", self.patience)
             raise OptionError(
                 f"patience={self.patience} is a rule of its own on when to stop: pass num_steps "
                 'beside it, as num_steps="auto" ends where another doubling gains nothing'

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.posterior.doubling import MIN_GAIN
+from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.program.terms import Batch
 
@@ -135,7 +136,8 @@ class PairedObjective:
 
         if self._is_batched and len(noise[0]) > 1:
             try:
-                return torch.func.vmap(one)(*noise)
+                with without_vmap_warnings():
+                    return torch.func.vmap(one)(*noise)
             except RuntimeError:
                 self._is_batched = False
         return torch.stack([one(*parts) for parts in zip(*noise, strict=True)])
