@@ -19,6 +19,7 @@ import pytest
 import torch
 import typer
 
+from pyro_bnn import SVI, guides
 from pyro_bnn.cli import fits
 from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.methods import make_engines
@@ -455,3 +456,9 @@ def test_a_method_that_diverges_does_not_take_the_report_away(
         "verdicts.json",
         "auto-delta.nc",
     }
+
+
+def test_a_fit_that_ends_by_itself_is_told_without_a_number_of_steps() -> None:
+    assert list(fits._numbers(SVI(guides.AutoNormal), 100)) == ["steps until it has converged"]
+    engine = SVI(guides.AutoNormal, num_steps=2_000, batch_size=512)
+    assert list(fits._numbers(engine, 100)) == ["2,000 steps", "100 rows a step"]

@@ -236,7 +236,9 @@ def _numbers(engine: Any, num_rows: int) -> Iterator[str]:
         value = getattr(engine, option, None)
         if option == "batch_size" and value is not None:
             value = min(value, num_rows)  # a minibatch has at most all rows
-        if value is not None:
+        if value == AUTO:
+            yield f"{words} until it has converged"
+        elif value is not None:
             yield f"{value:,} {words}"
     estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)
     if estimator != WEIGHT_SAMPLING:

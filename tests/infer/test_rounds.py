@@ -172,7 +172,7 @@ def test_a_default_fit_ends_within_half_a_nat_of_the_best_of_its_family(
     assert posterior.doubling is not None
     assert posterior.doubling.has_converged
     assert elbo_of(PROBLEM, posterior) > PROBLEM.log_evidence - FAMILIES[guide] - 0.5
-    assert posterior.options["num_steps"] == posterior.doubling.num_steps < 128_000
+    assert posterior.options["num_steps"] == posterior.doubling.num_steps < 64_000
     assert len(posterior.losses) == posterior.doubling.num_steps
 
 
@@ -248,7 +248,7 @@ def test_more_than_a_thousand_rows_are_taken_in_batches() -> None:
         ({"num_steps": 100, "max_steps": 500}, "max_steps=500 would have no effect beside"),
         ({"num_steps": "automatic"}, "num_steps"),
         ({"max_steps": 0}, "max_steps"),
-        ({"kl_warmup": 200_000}, "longer than the run of max_steps=128000"),
+        ({"kl_warmup": 200_000}, "longer than the run of max_steps=64000"),
     ],
 )
 def test_options_of_the_length_that_do_not_fit_are_refused(

@@ -20,7 +20,7 @@ from pyro_bnn.infer.svi.rounds import FIRST_ROUND, ends_of_rounds
 from pyro_bnn.program.handlers import Model
 
 LEARNING_RATE = 1e-2
-MAX_STEPS = 128 * FIRST_ROUND  # 15 seconds of a small network
+MAX_STEPS = 64 * FIRST_ROUND  # 8 seconds of a small network
 LIKELY_STEPS = 16 * FIRST_ROUND  # of a run that ends by itself; decides whether steps are compiled
 ROWS_A_STEP, MOST_ROWS = 256, 1_024  # of a batch that nobody chose, and rows that need none
 NUM_STARTS, LARGEST_OF_MANY = 4, 10_000  # starts of a run, and parameters of a guide that has them
