@@ -36,9 +36,9 @@ class MCDropout(Engine[Posterior]):
     data's.
 
     Args:
-        num_steps: Steps of Adam; 0 takes the network as it is.
-        learning_rate: Its step size at the start, which decays to 0.
-        batch_size: Rows a step; default all.
+        num_steps: Steps of Adam, ``"auto"`` as in ``SVI``; 0 takes the network as it is.
+        learning_rate: Its step size at the start of each round, which falls to 0.
+        batch_size: Rows a step; default as in ``SVI``.
         compile: As in ``SVI``.
 
     Raises:

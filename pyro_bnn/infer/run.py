@@ -128,6 +128,11 @@ class Run(ABC, Generic[P]):
         """Number of steps done, and the objective where there is one."""
         return self.step, None
 
+    def doubling_here(self, num_steps: int) -> Doubling | None:
+        """What the last doubling gained, if it ended here; a run that was stopped went on since."""
+        doubling = self.doubling
+        return doubling if doubling is not None and doubling.num_steps == num_steps else None
+
     def bar(self, *, show: bool) -> AbstractContextManager[Any]:
         """The progress bar, from the step that the run is at."""
         bar: AbstractContextManager[Any] = tqdm(

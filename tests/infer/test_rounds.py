@@ -12,7 +12,7 @@ import torch
 from pyro.infer import autoguide
 from torch import Tensor
 
-from pyro_bnn import SVI, Ensemble, Interrupted, guides, models
+from pyro_bnn import SVI, Ensemble, Interrupted, guides, likelihoods, models
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
@@ -378,6 +378,37 @@ def test_members_are_told_by_the_one_that_has_most_to_gain() -> None:
     assert posterior.doubling.gain >= first.doubling.gain > 0
     points = Ensemble(num_members=2, num_steps=400, compile=False)
     assert points.run(PROBLEM.model, data, progress=False).doubling is not None
+
+
+def test_the_rows_of_randomised_targets_are_never_in_batches() -> None:
+    x = torch.linspace(-1, 1, 1_025, dtype=torch.float64).unsqueeze(-1)
+    model = models.MLP(1, hidden=(3,), likelihood=likelihoods.Normal(0.1)).double()
+    for kind, size in (("rto", None), ("independent", 256)):
+        engine = Ensemble(num_members=2, kind=kind, num_steps=2, compile=False)
+        dataset = Dataset(x, x[:, 0])
+        problem = Problem(model, (x, x[:, 0]), dataset, None, 0, "Ensemble")
+        run: Any = engine.start(problem).make(Checkpoint(device=torch.device("cpu"), start=0.0))
+        assert run.batches.size == (size or len(x))
+
+
+@pytest.mark.slow("a fit")
+def test_a_run_that_was_stopped_within_a_round_is_not_judged_by_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = Training.go
+
+    def stopped(self: Training) -> None:
+        go(self)
+        if self.step == 2_500:  # of rounds that end at 1,000, 2,000 and 4,000
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Training, "go", stopped)
+    engine = SVI(guides.AutoNormal, num_steps=4_000, compile=False)
+    with pytest.raises(Interrupted) as caught:
+        engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    posterior = caught.value.posterior
+    assert isinstance(posterior, Posterior)
+    assert posterior.doubling is None
 
 
 # What is told

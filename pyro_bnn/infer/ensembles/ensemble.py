@@ -62,10 +62,10 @@ class Ensemble(Engine[GuidePosterior]):
         kind: What makes the members differ; with ``member`` ``"independent"``.
         member: What each member is: a guide class, or a partial of one, which the options below
             fit; or an engine that ends at a guide, which has its own; None for a point.
-        num_steps: Steps of Adam.
-        learning_rate: Its step size at the start, which decays to 0.
-        batch_size: Rows a step; default all. Each batch's likelihood is scaled by N/B. ``"rto"``
-            takes all.
+        num_steps: Steps of Adam; ``"auto"`` as in ``SVI``, for all members of points together.
+        learning_rate: Its step size at the start of each round, which falls to 0.
+        batch_size: Rows a step; default as in ``SVI``, but ``"rto"`` takes all. Each batch's
+            likelihood is scaled by N/B.
         compile: As in ``SVI``.
 
     Raises:
@@ -190,7 +190,9 @@ class MembersRun(Training):
             problem.program,
             guide,
             problem.seed,
-            batches=problem.batches(svi.rows_a_step(guide, problem)),
+            batches=problem.batches(
+                None if engine.kind == "rto" else svi.rows_a_step(guide, problem)
+            ),
             compile_path=saves.compile_path,
         )
         self.title = self.method = problem.engine

@@ -190,7 +190,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
             options=self.svi.describe(self.guide, rate) | self._chosen(),
             num_parameters=sum(leaf.numel() for leaf in self.leaves),
             losses=self.losses,
-            doubling=self.doubling,
+            doubling=self.doubling_here(self.step),
         )
         return DrawsPosterior(trained, z, provenance, log_q=log_q)
 

@@ -294,7 +294,7 @@ class Training(GradientRun[GuidePosterior]):
             options=self.described(),
             num_parameters=sum(p.numel() for p in self.parameters),
             losses=self.losses,
-            doubling=self.doubling,
+            doubling=self.doubling_here(self.position),
         )
         return GuidePosterior(self.program, copy.deepcopy(self.guide), provenance)
 
