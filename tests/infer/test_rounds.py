@@ -380,7 +380,10 @@ def test_members_are_told_by_the_one_that_has_most_to_gain() -> None:
     assert points.run(PROBLEM.model, data, progress=False).doubling is not None
 
 
-def test_the_rows_of_randomised_targets_are_never_in_batches() -> None:
+def test_the_rows_of_randomised_targets_are_never_in_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyro_bnn.infer.svi.paired.ROWS", 1_000)
     x = torch.linspace(-1, 1, 1_025, dtype=torch.float64).unsqueeze(-1)
     model = models.MLP(1, hidden=(3,), likelihood=likelihoods.Normal(0.1)).double()
     for kind, size in (("rto", None), ("independent", 256)):
@@ -389,6 +392,7 @@ def test_the_rows_of_randomised_targets_are_never_in_batches() -> None:
         problem = Problem(model, (x, x[:, 0]), dataset, None, 0, "Ensemble")
         run: Any = engine.start(problem).make(Checkpoint(device=torch.device("cpu"), start=0.0))
         assert run.batches.size == (size or len(x))
+        assert len(run._judge._rows) == (1 if size is None else 2)
 
 
 @pytest.mark.slow("a fit")

@@ -197,6 +197,11 @@ class MembersRun(Training):
         )
         self.title = self.method = problem.engine
 
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether each row has noise of its target, by its place."""
+        return self.engine.kind == "rto"
+
     def _terms_of_loss(
         self,
         variables: Sequence[Tensor],

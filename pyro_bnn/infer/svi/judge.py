@@ -31,6 +31,8 @@ def objective_of(
     whole: Batch,
     seed: int,
     estimator: Estimator | None = None,
+    *,
+    needs_all_rows: bool = False,
 ) -> PairedObjective:
     """What a run maximises, at draws of its guide's noise, on all rows.
 
@@ -41,6 +43,7 @@ def objective_of(
         whole: All rows.
         seed: Of the run.
         estimator: Of its steps; another one takes its place where that has a lower variance.
+        needs_all_rows: Whether the objective is no sum over rows.
     """
     nodes = None if estimator is None else estimator.nodes
     best = estimator if nodes is not None else _estimator_of(program, guide)
@@ -58,7 +61,7 @@ def objective_of(
         seed=seed,
         estimator=best,
         is_exact=nodes is not None or guide.noise_dim == 0,
-        needs_all_rows=guide.needs_all_rows,
+        needs_all_rows=needs_all_rows,
     )
 
 

@@ -111,7 +111,13 @@ class Training(GradientRun[GuidePosterior]):
         self.starts = Starts(num_starts, self.ends, start_values)
         self.num_steps += self.starts.num_extra
         self._judge = objective_of(
-            self.loss_at, program, guide, batches.whole, seed, self.estimator
+            self.loss_at,
+            program,
+            guide,
+            batches.whole,
+            seed,
+            self.estimator,
+            needs_all_rows=self.needs_all_rows,
         )
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
@@ -180,6 +186,11 @@ class Training(GradientRun[GuidePosterior]):
     def has_row_noise(self) -> bool:
         """Whether rows have noise of their own beside that of the draws of z."""
         return self.estimator is not None and self.estimator.row_numbers > 0
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the objective is defined over the whole data set only."""
+        return self.guide.needs_all_rows
 
     # How it is driven
 
