@@ -386,7 +386,8 @@ def test_the_rows_of_randomised_targets_are_never_in_batches(
     monkeypatch.setattr("pyro_bnn.infer.svi.paired.ROWS", 1_000)
     x = torch.linspace(-1, 1, 1_025, dtype=torch.float64).unsqueeze(-1)
     model = models.MLP(1, hidden=(3,), likelihood=likelihoods.Normal(0.1)).double()
-    for kind, size in (("rto", None), ("independent", 256)):
+    cases: tuple[tuple[Any, int | None], ...] = (("rto", None), ("independent", 256))
+    for kind, size in cases:
         engine = Ensemble(num_members=2, kind=kind, num_steps=2, compile=False)
         dataset = Dataset(x, x[:, 0])
         problem = Problem(model, (x, x[:, 0]), dataset, None, 0, "Ensemble")
