@@ -18,6 +18,7 @@ from pyro_bnn.guides.parts.blocks import Blocks, layers_of
 from pyro_bnn.guides.parts.capacitance import capacitance_tril
 from pyro_bnn.guides.parts.matrices import pieces
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.terms import OwnNoise
 
 Block: TypeAlias = Literal["layer", "all"]
 
@@ -153,6 +154,11 @@ class AutoLowRankMultivariateNormal(GaussianGuide):
         shared = self._blocks.join([e @ C.mT for e, C in pairs])  # [..., P]
         z: Tensor = self.loc + self.scale * (shared + own)
         return z
+
+    def own_noise(self, draws: Tensor, noise: Tensor) -> OwnNoise | None:
+        r""":math:`\epsilon_2`: given :math:`\epsilon_1` entries are independent, of the sds d."""
+        own = noise[..., -self.num_latents :]
+        return OwnNoise(draws - self.scale * own, self.scale, own)
 
     def squared_distance(self, z: Tensor) -> Tensor:
         """By Woodbury's identity, ``[...]`` of z ``[..., P]``, at O(P R^2)."""

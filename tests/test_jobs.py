@@ -168,7 +168,7 @@ def test_an_estimator_goes_to_the_guides_that_it_serves() -> None:
         "NUTS": NUTS(),
     }
     for names, estimator, needed in (
-        ("auto-delta,nuts", "flipout", "independent Gaussian weights"),
+        ("auto-delta,nuts", "flipout", "weights that are independent Gaussians"),
         ("auto-normal,nuts", "last_layer", "a Gaussian part over the last layer"),
         ("nuts", "weight_sampling", "guides"),
     ):

@@ -80,6 +80,7 @@ class CGraph(Graph):
             kept[0].size()  # alive as long as this is
 
         steps.work = work  # type: ignore[attr-defined]
+        steps.returned = kept[: len(self._returned)]  # type: ignore[attr-defined]
         return steps
 
     def _run(self, *args: Tensor) -> tuple[Tensor, ...]:

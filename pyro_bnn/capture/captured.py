@@ -104,6 +104,12 @@ class Captured:
         graph = self._graph(args) if self.is_captured else None
         return (graph or Graph(lambda *values: self._directly(values))).bind(*args)
 
+    def bind_compiled(self, *args: Tensor) -> tuple[Callable[[int], None], list[Tensor]] | None:
+        """As :meth:`bind`, with the tensors that each call returns anew; None unless it is in C."""
+        steps = self.bind(*args) if self.is_compiled else None
+        returned = getattr(steps, "returned", None)
+        return None if steps is None or returned is None else (steps, returned)
+
     def _directly(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = tuple(value.detach() for value in self._fn(*args))
         return _write_back(args, values, self._num_state)

@@ -17,7 +17,7 @@ from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
-from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING, make_estimator
+from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL, make_estimator
 from pyro_bnn.infer.svi.options import AUTO, LIKELY_STEPS
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
@@ -48,11 +48,11 @@ def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model], data: 
             method before it trains them.
     """
     for name, engine in engines.items():
-        model, estimator = models[name], getattr(engine, "estimator", WEIGHT_SAMPLING)
+        model, estimator = models[name], getattr(engine, "estimator", AUTO)
         if takes(engine, "guide"):
             with isolated(0), unchanged(model):
                 guide = engine.guide(model)
-                if estimator != WEIGHT_SAMPLING:
+                if estimator not in FOR_ALL:
                     program = Program(model, data.x[:2], data.y[:2])
                     set_up(guide, program)
                     make_estimator(estimator, program, guide)
@@ -240,6 +240,6 @@ def _numbers(engine: Any, num_rows: int) -> Iterator[str]:
             yield f"{words} until it has converged"
         elif value is not None:
             yield f"{value:,} {words}"
-    estimator = getattr(engine, "estimator", WEIGHT_SAMPLING)
-    if estimator != WEIGHT_SAMPLING:
+    estimator = getattr(engine, "estimator", AUTO)
+    if estimator not in FOR_ALL:
         yield estimator.replace("_", " ")

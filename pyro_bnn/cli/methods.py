@@ -12,7 +12,7 @@ from pyro_bnn.cli.method_options import own_options, read_options
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, WEIGHT_SAMPLING, serves
+from pyro_bnn.infer.svi.estimators.by_name import ESTIMATORS, FOR_ALL, serves
 from pyro_bnn.registry import find, known_methods, lookup
 
 AUTO = "auto"
@@ -208,7 +208,7 @@ def make_engines(
         and serves(estimator, method.cls)
     ]
     if estimator is not None and not served:
-        needed = "guides" if estimator == WEIGHT_SAMPLING else ESTIMATORS[estimator].takes
+        needed = "guides" if estimator in FOR_ALL else ESTIMATORS[estimator].takes
         raise OptionError(
             f"--estimator {estimator} does nothing for {', '.join(methods)}: it takes {needed}; "
             "leave it out, or name such a method"

@@ -43,11 +43,21 @@ class Doubling:
         return not self.gain < self.limit
 
     @property
+    def is_falling(self) -> bool:
+        """Whether it lost that much: the steps were too large."""
+        return self.gain <= -self.limit
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it gained or lost that much."""
+        return self.is_rising or self.is_falling
+
+    @property
     def is_judged(self) -> bool:
         """Whether a fit that is 5 nats short would have been called unfinished."""
-        return self.is_rising or (math.isfinite(self.error) and self.error <= LARGEST_ERROR)
+        return self.is_unfinished or (math.isfinite(self.error) and self.error <= LARGEST_ERROR)
 
     @property
     def has_converged(self) -> bool:
-        """Whether it gained less, by an error that is small enough to say so."""
-        return self.is_judged and not self.is_rising
+        """Whether it changed less, by an error that is small enough to say so."""
+        return self.is_judged and not self.is_unfinished

@@ -32,6 +32,20 @@ class Batch(NamedTuple):
         return Batch(x, y)
 
 
+class OwnNoise(NamedTuple):
+    """Independent Gaussians that z has once the noise that its entries share is drawn.
+
+    Attributes:
+        loc: Means ``[D, P]`` given the shared noise; ``[1, P]`` where there is none.
+        scale: Standard deviations ``[P]``.
+        noise: Standardised noise ``[D, P]`` of the entries: ``z = loc + scale * noise``.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    noise: Tensor
+
+
 class GuideTerms(NamedTuple):
     """What an ELBO needs of a guide at one or more noise vectors.
 
@@ -43,6 +57,7 @@ class GuideTerms(NamedTuple):
         marginals: Marginals of q where they are of a known family, or None.
         kl_scale: Factor of the KL.
         weights: Weights ``[D]`` of the draws, which sum to 1; None for equal ones.
+        own: What is left of the draws' noise to each entry alone, or None.
     """
 
     z: Tensor
@@ -51,6 +66,7 @@ class GuideTerms(NamedTuple):
     marginals: Marginals | None = None
     kl_scale: float = 1.0
     weights: Tensor | None = None
+    own: OwnNoise | None = None
 
 
 class GuideLike(Protocol):

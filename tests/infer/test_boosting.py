@@ -268,7 +268,7 @@ def test_other_posteriors_and_options_out_of_range_are_refused(grown: list[Any])
         with pytest.raises(OptionError, match=f"{name} is an integer of at least 1, not 0"):
             boost(grown[0], rows(), **{**OPTIONS, name: 0})
     for name in ("flipout", "analytic", "last_layer"):
-        with pytest.raises(OptionError, match=f'estimator="{name}" does not: take one of weight_s'):
+        with pytest.raises(OptionError, match=f'estimator="{name}" does not: take one of auto, w'):
             boost(grown[0], rows(), estimator=name, **{**OPTIONS, "num_particles": 1})
     with pytest.raises(OptionError, match="init_scale is a positive standard deviation"):
         boost(grown[0], rows(), init_scale=-1.0, **OPTIONS)

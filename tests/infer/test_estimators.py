@@ -282,8 +282,14 @@ def test_an_unknown_estimator_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_guides_of_other_families_are_refused(name: Any) -> None:
     for guide in (guides.AutoDelta, guides.AutoMultivariateNormal):
-        message = f'estimator="{name}" needs independent Gaussian weights, as guides.AutoNormal'
-        with pytest.raises(OptionError, match=f"{message} has them, not {guide.__name__}: take"):
+        needed = "independent Gaussian weights, as guides.AutoNormal has them"
+        if name != "analytic":
+            needed = (
+                "weights that are independent Gaussians, given some shared noise, as those of "
+                "guides.AutoNormal and AutoLowRankMultivariateNormal are"
+            )
+        message = f'estimator="{name}" needs {needed}, not {guide.__name__}: take that guide'
+        with pytest.raises(OptionError, match=message):
             SVI(guide, estimator=name, num_steps=1).run(mlp(), data(), progress=False)
     with pytest.raises(OptionError, match="is not built for guides of stock Pyro: take"):
         SVI(autoguide.AutoNormal, estimator=name, num_steps=1).run(mlp(), data(), progress=False)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from pyro_bnn import Program, guides, likelihoods, models, priors
 from pyro_bnn.errors import ModelError, SiteError
-from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.infer.svi.estimators.estimator import Estimator, has_own_noise
 from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
 from pyro_bnn.program import Batch
 from tests.oracle import linear_gaussian
@@ -33,7 +34,7 @@ class Setting(NamedTuple):
     """
 
     program: Program
-    guide: guides.AutoNormal
+    guide: Any
     batch: Batch
 
 
@@ -148,6 +149,53 @@ def test_rows_of_a_layer_have_the_moments_of_drawn_weights_and_are_uncorrelated(
     torch.testing.assert_close(covariance.diagonal(), variance.flatten())
     assert float((covariance - within_rows(covariance, 4)).abs().max()) > 0.1  # of drawn weights
     assert_moments(outputs(kind, given, monkeypatch), mean, within_rows(covariance, 4))
+
+
+@pytest.mark.parametrize("block", [None, "layer"])
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_rows_share_the_factor_of_a_low_rank_guide_and_nothing_else(
+    kind: Any, block: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = setting(linear_net(), rows(4, 3))
+    guide = guides.AutoLowRankMultivariateNormal(given.program.model, rank=2, block=block)
+    guide.setup(given.batch.x[:1])
+    guide.double()
+    with torch.no_grad():
+        guide.loc.copy_(given.guide.loc)
+        guide.scale = given.guide.scale
+    given.program.prepare(guide)
+    low_rank = given._replace(guide=guide)
+    mean, of_own = exact(low_rank)
+
+    def f(z: Tensor) -> Tensor:
+        return given.program.function(z, given.batch.x).flatten()
+
+    slope = cast(Tensor, torch.func.jacrev(f)(guide.loc.detach()))
+    q = cast(Any, guide.get_posterior())
+    shared = q.covariance_matrix.detach() - torch.diag(guide.scale.detach().square())
+    of_shared = slope @ shared @ slope.T
+    assert float(of_shared.abs().max()) > 0.1
+    expected = of_shared + within_rows(of_own, 4)
+    assert_moments(outputs(kind, low_rank, monkeypatch), mean, expected)
+
+
+@pytest.mark.parametrize("guide", [guides.AutoMultivariateNormal, guides.AutoDelta])
+def test_other_guides_keep_draws_of_the_weights(guide: Any) -> None:
+    given = setting(linear_net(), rows(4, 3))
+    for cls in (guide, guides.AutoNormal, guides.AutoLowRankMultivariateNormal):
+        made = cls(given.program.model)
+        made.setup(given.batch.x[:1])
+        found = make_estimator("auto", given.program, made)
+        assert (found is None) == (cls is guide)
+
+
+def test_a_subclass_that_draws_in_another_way_keeps_draws_of_the_weights() -> None:
+    class Wider(guides.AutoNormal):
+        def transport(self, noise: Tensor) -> Tensor:
+            return self.loc + self.scale * noise.tan()
+
+    assert has_own_noise(guides.AutoNormal)
+    assert not has_own_noise(Wider)
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

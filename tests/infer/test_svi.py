@@ -218,7 +218,7 @@ def test_the_options_are_described() -> None:
         "batch_size": None,
         "num_particles": 1,
         "per_example_draws": False,
-        "estimator": "weight_sampling",
+        "estimator": "local_reparameterization",
         "kl_warmup": 0,
         "loc_warmup": 0,
         "patience": None,
@@ -414,6 +414,7 @@ def test_an_infinite_kl_is_named(compile: bool) -> None:  # noqa: A002
 def test_parameters_that_break_at_the_last_step_are_named() -> None:
     oracle = linear_gaussian()
     options: dict[str, Any] = {"optimizer": torch.optim.SGD, "learning_rate": 1.7e308}
+    options["estimator"] = "weight_sampling"
     message, _ = diverged(oracle, num_steps=1, clip_norm=1e3, **options)
     assert message.startswith(
         "parameters guide.loc are not finite after the last step; the state of step 0 is kept in "

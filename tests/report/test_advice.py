@@ -261,7 +261,7 @@ def test_the_answer_says_to_each_what_it_can_do() -> None:
     }
     answer = compare(posteriors, SPLIT).answer
     (again,) = [part.text for part in answer.statements if part.label == "Refit first"]
-    assert "rising (still improving): double num_steps" in again
+    assert "rising (objective not settled): double num_steps" in again
     assert "short (chains too short to be checked): raise num_samples" in again
     assert "cut (convergence not judged): raise max_sweeps" in again
 

@@ -91,7 +91,7 @@ def test_every_method_has_the_status_of_its_verdicts(judged: Comparison) -> None
     assert f"MAP ({POINT})" in text
     assert "narrow (too sure of the function)" in text
     again = said(judged)[AGAIN]
-    assert "rising (still improving): double num_steps. " in again
+    assert "rising (objective not settled): double num_steps. " in again
     assert "short (convergence not judged): double num_steps." in again
     assert said(judged)[AGREES].startswith("good (spread and mean of the function are those of")
     assert UNJUDGED not in said(judged)

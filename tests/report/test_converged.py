@@ -9,6 +9,7 @@ import pytest
 
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.report import compare
+from pyro_bnn.report.verdicts.answer import AGAIN, OPEN
 from pyro_bnn.report.verdicts.verdict import Verdict
 from tests.report.conjugate import LinearPosterior, losses, regression_split
 
@@ -65,3 +66,31 @@ def test_the_trend_of_the_loss_is_not_asked_where_halves_were_compared() -> None
     found = compare({"it": posterior}, SPLIT).findings
     assert texts(found, "trend") == []
     assert len(texts(found, "converged")) == 1
+
+
+@pytest.mark.slow("a comparison")
+def test_what_a_fit_may_still_gain_decides_whether_it_is_to_be_refitted() -> None:
+    num_rows = len(SPLIT.train)
+    assert 1.2 < 0.01 * num_rows < 2.5
+    posteriors: dict[str, Any] = {}
+    for name, gain in {"done": 0.1, "little": 1.2, "much": 2.5, "lost": -3.0}.items():
+        posteriors[name] = LinearPosterior(SPLIT, losses=FLAT)
+        posteriors[name].doubling = Doubling(gain, 0.2, 64_000)
+    answer = compare(posteriors, SPLIT).answer
+    said = {part.label: part.text.replace("\xa0", " ") for part in answer.statements}
+    refit = {name for name, status in answer.status.items() if status == AGAIN}
+    assert refit == {"much", "lost"}
+    assert "much (objective not settled): double num_steps, to 128,000" in said[AGAIN]
+    assert "lost (objective not settled): lower learning_rate" in said[AGAIN]
+    assert said[OPEN].startswith("little: its last doubling of steps gained 1.20 ± 0.20 nats, 0.00")
+    assert "to see the rest double num_steps, to 128,000 (about" in said[OPEN]
+    assert "done" not in said[OPEN]
+
+
+def test_a_round_that_loses_is_no_end() -> None:
+    lost = Doubling(-3.0, 0.2, 1_000)
+    assert lost.is_falling
+    assert lost.is_judged
+    assert not lost.has_converged
+    assert Doubling(-0.4, 0.2, 1_000).has_converged
+    assert not Doubling(-3.0, 2.0, 1_000).is_falling  # within two errors

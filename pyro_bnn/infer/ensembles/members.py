@@ -159,7 +159,7 @@ class GuidesRun(Run[GuidePosterior]):
         told = [each.doubling for each in found if each.doubling is not None]
         doubling = None
         if len(told) == len(found):  # of the member that has most left to gain
-            doubling = max(told, key=lambda own: (own.is_rising, not own.is_judged, own.gain))
+            doubling = max(told, key=lambda own: (own.is_unfinished, not own.is_judged, own.gain))
         return problem.guide_posterior(guide, saves, options, losses=losses, doubling=doubling)
 
 

@@ -13,6 +13,7 @@ order of additions. Li et al., "PyTorch Distributed", VLDB 2020, arXiv:2006.1570
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior.doubling import Doubling
@@ -157,14 +159,17 @@ class SharedTraining(Training):
                 f"the {run.objective} of {type(run.guide).__name__} is no sum over rows, which "
                 "could be shared out"
             )
-        if run.has_row_noise:
+        svi = run.svi
+        if svi.estimator == AUTO:
+            svi = dataclasses.replace(svi, estimator=WEIGHT_SAMPLING)
+        elif run.has_row_noise:
             raise OptionError(
                 f'estimator="{run.svi.estimator}" has noise of each row, which processes would '
                 "share: take weight_sampling"
             )
         assert isinstance(run.batches, Minibatches)  # a DataLoader was refused
         own = cls(
-            run.svi,
+            svi,
             run.program,
             run.guide,
             run.seed,

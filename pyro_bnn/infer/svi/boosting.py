@@ -26,7 +26,7 @@ from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, as_dataset, new_guide, set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
-from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.estimators.product_estimators import LocalReparameterization
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
 from pyro_bnn.infer.svi.options import LEARNING_RATE
@@ -37,9 +37,9 @@ from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import derived_seed, isolated
-from pyro_bnn.program.terms import GuideTerms
+from pyro_bnn.program.terms import GuideTerms, OwnNoise
 
-ESTIMATORS = (WEIGHT_SAMPLING, LocalReparameterization.name)  # those that serve a new component
+ESTIMATORS = (*FOR_ALL, LocalReparameterization.name)  # those that serve a new component
 
 
 def boost(
@@ -88,7 +88,7 @@ def boost(
         seed: Seed, >= 0, of the start, the noise and the order of the data.
         progress: Whether to show a progress bar.
         options: Others of :class:`pyro_bnn.SVI`, such as ``batch_size`` and ``num_particles``; the
-            estimator is ``"weight_sampling"`` or ``"local_reparameterization"``.
+            estimator is ``"auto"``, ``"weight_sampling"`` or ``"local_reparameterization"``.
 
     Returns:
         The mixture of one component more. Its losses are minus the ELBO of the whole mixture at
@@ -203,7 +203,8 @@ class NewComponent(AutoNormal):
         if not density:
             return GuideTerms(z)
         entropy = q.sampled_entropy(members).mean() * self.num_components
-        return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale))
+        own = OwnNoise(self.loc.unsqueeze(0), self.scale, noise[..., -self.num_latents :])
+        return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale), own=own)
 
 
 class _Growth:

@@ -20,7 +20,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.run import weight_of_kl
-from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.svi import SVI, make_guide
 from pyro_bnn.posterior.doubling import Doubling
@@ -49,7 +49,7 @@ def fits_at_once(engine: object) -> bool:
         and engine.batch_size is engine.patience is None
         and engine.clip_norm is None
         and not engine.per_example_draws
-        and engine.estimator == WEIGHT_SAMPLING
+        and engine.estimator in FOR_ALL
     )
 
 
@@ -197,4 +197,4 @@ def _num_rising(
     rows = torch.stack(gains).double()  # [S, D]
     means, errors = rows.mean(0), rows.std(0) / len(rows) ** 0.5
     doublings = (Doubling(float(m), float(e), 0) for m, e in zip(means, errors, strict=True))
-    return sum(doubling.is_rising for doubling in doublings)
+    return sum(doubling.is_unfinished for doubling in doublings)

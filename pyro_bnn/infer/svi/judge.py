@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import BNNError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, Minibatches
-from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.infer.svi.estimators.by_name import AUTO, make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.infer.svi.estimators.product_estimators import LocalReparameterization
 from pyro_bnn.infer.svi.paired import FEWEST, MOST, PairedObjective
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -46,7 +44,7 @@ def objective_of(
         needs_all_rows: Whether the objective is no sum over rows.
     """
     nodes = None if estimator is None else estimator.nodes
-    best = estimator if nodes is not None else _estimator_of(program, guide)
+    best = estimator if nodes is not None else make_estimator(AUTO, program, guide)
 
     def objective(values: Sequence[Tensor], noise: Sequence[Tensor], rows: Batch) -> Tensor:
         return -loss_at(values, noise if nodes is None else [nodes], rows, best)
@@ -63,16 +61,6 @@ def objective_of(
         is_exact=nodes is not None or guide.noise_dim == 0,
         needs_all_rows=needs_all_rows,
     )
-
-
-def _estimator_of(program: Program, guide: Guide) -> Estimator | None:
-    """That of outputs of layers, where it serves the guide and the model; None for draws of z."""
-    if not LocalReparameterization.serves(guide):
-        return None
-    try:
-        return make_estimator(LocalReparameterization.name, program, guide)
-    except BNNError:
-        return None
 
 
 def most_pairs(num_latents: int, batches: Batches, num_steps: int) -> int:

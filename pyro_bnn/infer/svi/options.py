@@ -21,6 +21,7 @@ from pyro_bnn.program.handlers import Model
 
 LEARNING_RATE = 1e-2
 MAX_STEPS = 64 * FIRST_ROUND  # 8 seconds of a small network
+LARGE, MAX_STEPS_OF_LARGE = 100_000, 16 * FIRST_ROUND  # parameters of a guide; half a minute
 LIKELY_STEPS = 16 * FIRST_ROUND  # of a run that ends by itself; decides whether steps are compiled
 ROWS_A_STEP, MOST_ROWS = 256, 1_024  # of a batch that nobody chose, and rows that need none
 NUM_STARTS, LARGEST_OF_MANY = 4, 10_000  # starts of a run, and parameters of a guide that has them
@@ -36,13 +37,13 @@ class SVIOptions:
     guide: GuideSpec
     _: KW_ONLY
     num_steps: NumSteps = AUTO
-    max_steps: int = MAX_STEPS
+    max_steps: int | None = None
     learning_rate: float = LEARNING_RATE
     optimizer: MakeOptimizer | None = None
     batch_size: int | None = None
     num_particles: int = 1
     per_example_draws: bool = False
-    estimator: EstimatorName = "weight_sampling"
+    estimator: EstimatorName = "auto"
     kl_warmup: int = 0
     loc_warmup: int | None = None
     patience: int | None = None
@@ -88,10 +89,11 @@ class SVIOptions:
 
     def _check_length(self) -> None:
         """Check what says how long the run is."""
-        check_positive_int("max_steps", self.max_steps)
+        if self.max_steps is not None:
+            check_positive_int("max_steps", self.max_steps)
         if not self.ends_by_itself:
             check_positive_int("num_steps", self.num_steps)
-            if self.max_steps != MAX_STEPS:
+            if self.max_steps is not None:
                 raise OptionError(
                     f"max_steps={self.max_steps} would have no effect beside num_steps="
                     f'{self.num_steps}: leave one of the two out, as num_steps="auto" goes on '
@@ -118,12 +120,19 @@ class SVIOptions:
     @property
     def planned_steps(self) -> int:
         """Most steps from one start."""
-        return self.max_steps if self.num_steps == AUTO else self.num_steps
+        return (self.max_steps or MAX_STEPS) if self.num_steps == AUTO else self.num_steps
+
+    def most_steps(self, guide: Guide) -> int | None:
+        """``max_steps``, of the guide's size where nobody gave it."""
+        if not self.ends_by_itself or self.max_steps is not None:
+            return self.max_steps
+        size = sum(p.numel() for p in guide.parameters())
+        return MAX_STEPS if size <= LARGE else MAX_STEPS_OF_LARGE
 
     @property
     def likely_steps(self) -> int:
         """How many steps to expect, where it has to be known before."""
-        return min(self.max_steps, LIKELY_STEPS) if self.num_steps == AUTO else self.num_steps
+        return min(self.planned_steps, LIKELY_STEPS) if self.ends_by_itself else self.planned_steps
 
     @property
     def _length(self) -> str:

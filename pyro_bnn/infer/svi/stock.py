@@ -142,7 +142,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
         if before is not None and before.keys() == values.keys():
             self.doubling = self._compared(before, values)
             is_whole = self.step // 2 >= self.svi.kl_warmup
-            if self.svi.ends_by_itself and is_whole and not self.doubling.is_rising:
+            if self.svi.ends_by_itself and is_whole and not self.doubling.is_unfinished:
                 self.num_steps = self.step
         self._before = values
 

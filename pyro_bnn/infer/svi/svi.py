@@ -26,7 +26,7 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.estimators.by_name import WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
 from pyro_bnn.infer.svi.stock import start_stock
 from pyro_bnn.infer.svi.training import Training
@@ -53,7 +53,8 @@ class SVI(SVIOptions, Engine[Posterior]):
             same noise (:mod:`pyro_bnn.posterior.doubling`). A guide of up to 10,000 parameters then
             has four starts, of which after each of the first rounds the better half goes on. Either
             way the posterior's ``doubling`` tells what the second half of the steps gained.
-        max_steps: Most steps from one start with ``num_steps="auto"``.
+        max_steps: Most steps from one start with ``num_steps="auto"``; default 64,000, of a guide
+            with more than 100,000 parameters 16,000.
         learning_rate: Step size of the optimiser at the start.
         optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
             ``lr``, or a callable of the parameters, which sets its own step size. Default: Adam.
@@ -65,14 +66,15 @@ class SVI(SVIOptions, Engine[Posterior]):
             without. Noise takes ``num_particles`` times B times M numbers.
         estimator: How the likelihood's expectation is estimated; the KL is the same in all, and so
             is the expectation of the gradient. ``"weight_sampling"`` draws the weights, for every
-            guide. ``"last_layer"`` is in closed form over the last layer (VBLL), for
-            ``guides.AutoComposite`` whose part there is Gaussian, and draws the other sites: for
-            Gaussian noise, and by quadrature for other likelihoods of one output. The other
-            estimators take ``guides.AutoNormal`` and have a lower variance:
+            guide. Others have a lower variance, for ``guides.AutoNormal``:
             ``"local_reparameterization"`` draws the outputs of linear layers, independent over
             rows; ``"flipout"`` gives the draw of the weights signs of its own in each row, in
-            linear layers and convolutions; ``"analytic"`` draws nothing, for an ``MLP`` with one
-            hidden ReLU layer and Gaussian noise.
+            linear layers and convolutions; both also serve ``AutoLowRankMultivariateNormal``, whose
+            shared noise they draw once for all rows. ``"analytic"`` draws nothing, for an ``MLP``
+            with one hidden ReLU layer and Gaussian noise. ``"last_layer"`` is in closed form over
+            the last layer (VBLL), for ``guides.AutoComposite`` whose part there is Gaussian, and
+            draws the other sites: for Gaussian noise, and by quadrature for other likelihoods of
+            one output. ``"auto"``: the first of these where guide and model let it, else draws.
         kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
         loc_warmup: Steps at the start in which the scales of the guide are held at their initial
             values while its means, and the model's point estimates, are trained. Without them
@@ -156,16 +158,18 @@ class SVI(SVIOptions, Engine[Posterior]):
                 set_up(other, program)
             return {f"guide.{k}": v.detach() for k, v in other.named_parameters()}
 
+        svi = dataclasses.replace(self, max_steps=self.most_steps(guide))
+
         def make(saves: Checkpoint) -> Training:
             return Training(
-                self,
+                svi,
                 program,
                 guide,
                 problem.seed,
-                batches=problem.batches(self.rows_a_step(guide, problem)),
-                loc_warmup=self.warmup_of(guide, is_new=is_fresh),
+                batches=problem.batches(svi.rows_a_step(guide, problem)),
+                loc_warmup=svi.warmup_of(guide, is_new=is_fresh),
                 compile_path=saves.compile_path,
-                num_starts=self.starts_of(guide, is_new=is_fresh and guide is not self.guide),
+                num_starts=svi.starts_of(guide, is_new=is_fresh and guide is not self.guide),
                 start_values=start_values,
             )
 
@@ -178,7 +182,7 @@ class SVI(SVIOptions, Engine[Posterior]):
                 'compile=True is not built for guides of stock Pyro: leave it at "auto", or use a '
                 "guide of pyro_bnn.guides"
             )
-        if self.estimator != WEIGHT_SAMPLING:
+        if self.estimator not in FOR_ALL:
             raise OptionError(
                 f'estimator="{self.estimator}" is not built for guides of stock Pyro: take '
                 "guides.AutoNormal of this package"

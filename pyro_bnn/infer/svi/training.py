@@ -21,8 +21,9 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
+from pyro_bnn.infer.svi.bound_step import BoundStep
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
-from pyro_bnn.infer.svi.estimators.by_name import make_estimator
+from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING, make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
 from pyro_bnn.infer.svi.rounds import ends_of_rounds
@@ -121,6 +122,7 @@ class Training(GradientRun[GuidePosterior]):
         )
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
+        self._bound: dict[int, BoundStep] = {}
         self._make_steps(compile_path)
 
     def _make_steps(self, path: str | None) -> None:
@@ -246,12 +248,21 @@ class Training(GradientRun[GuidePosterior]):
             values = self._snapshot()  # of the one that goes on
         if self._before is not None:
             self.doubling = self._compared(self._before, values)
-            if self._is_noisy(self.doubling.gain):
-                self.descent.peak *= 0.5
             is_whole = self._ends_before_this() >= max(self.svi.kl_warmup, self.loc_warmup)
-            if self.svi.ends_by_itself and is_whole and not self.doubling.is_rising:
+            if self.svi.ends_by_itself and is_whole and self.doubling.is_falling:
+                values = self._taken_back(self._before)
+            elif self._is_noisy(self.doubling.gain):
+                self.descent.peak *= 0.5
+            if self.svi.ends_by_itself and is_whole and not self.doubling.is_unfinished:
                 self.num_steps = self.step
         self._before = values
+
+    def _taken_back(self, before: dict[str, Tensor]) -> dict[str, Tensor]:
+        """After a round that lost: where it began, for a next one of half the step size."""
+        self._go_to(before)
+        self.descent.take(None)
+        self.descent.peak *= 0.5
+        return before
 
     def _is_noisy(self, gain: float) -> bool:
         """Whether the noise of the steps costs much more than the round has gained.
@@ -315,6 +326,9 @@ class Training(GradientRun[GuidePosterior]):
         told = self.svi.describe(self.guide, rate, loc_warmup, is_compiled=self.is_compiled)
         if self.svi.ends_by_itself:
             told |= {"num_steps": self.position, "num_starts": self.starts.count}
+        if self.svi.estimator == AUTO:
+            own = None if self.svi.per_example_draws else self.estimator
+            told["estimator"] = WEIGHT_SAMPLING if own is None else own.name
         if isinstance(self._batches, Minibatches) and not self._batches.are_all:
             told["batch_size"] = self._batches.size
         return told
@@ -406,16 +420,27 @@ class Training(GradientRun[GuidePosterior]):
         self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
     ) -> Sequence[float]:
         controls = [weight_of_kl(step, self.svi.kl_warmup), *self.descent.controls(step, held)]
+        state, inputs = self._state_of_steps(), (*noise, *batch)
+        bound = self._bound.get(len(batch.x))
+        if bound is not None and bound.is_at(state):
+            return bound(inputs, controls)
         (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
         self._see_failure()
+        if self._whole_step.is_compiled:
+            made = BoundStep.of(self._whole_step, state, inputs, len(controls), self.batches.whole)
+            if made is not None:
+                self._bound[len(batch.x)] = made
         return cast(list[float], values.tolist())
+
+    def _state_of_steps(self) -> list[Tensor]:
+        assert self.descent.adam is not None
+        return [*self.parameters, *self.descent.adam.moments]
 
     def _whole_inputs(
         self, noise: Sequence[Tensor], batch: Batch, controls: Sequence[float]
     ) -> tuple[Tensor, ...]:
-        assert self.descent.adam is not None
         told = self.program.initial.new_tensor(controls)
-        return (*self.parameters, *self.descent.adam.moments, *noise, *batch, told)
+        return (*self._state_of_steps(), *noise, *batch, told)
 
     def _see_failure(self) -> None:
         if not self._whole_step.is_compiled:

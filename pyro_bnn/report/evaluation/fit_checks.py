@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
+MOST_LEFT, MOST_LEFT_A_ROW = 5.0, 0.01  # nats that a fit may still gain and be compared
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
 ELBO = "ELBO"  # an objective that is that bound
 NO_BOUND = "objective (no ELBO, as its prior is improper)"
@@ -64,6 +65,7 @@ class FitChecks:
             not compare.
         trend: Trend of the objective over the last part of a run that did not.
         losses: Loss of every step ``[T]``; empty for samplers.
+        num_rows: Training rows.
         convergence: R-hat and ESS of f over test points.
         chains: The draws of f behind them ``[C, S, N, F]``.
         sampling: All checks of Markov chains; None for what is not one.
@@ -85,6 +87,7 @@ class FitChecks:
     doubling: Doubling | None = None
     trend: Trend | None
     losses: Float[np.ndarray, " T"]
+    num_rows: int = 0
     convergence: FunctionConvergence | None
     chains: Float[np.ndarray, "C S N F"] | None
     sampling: ChainChecks | None
@@ -98,6 +101,16 @@ class FitChecks:
     loo: LooResult | None = None
     notes: tuple[str, ...]
     unchecked: str = ""
+
+    @property
+    def is_nearly_done(self) -> bool:
+        """Whether the fit still gained, but so little that it changes no score that is ranked."""
+        gain = math.inf if self.doubling is None else self.doubling.gain
+        return (
+            self.doubling is not None
+            and self.doubling.is_rising
+            and (gain <= min(MOST_LEFT, MOST_LEFT_A_ROW * self.num_rows))
+        )
 
 
 def fit_checks(
@@ -178,6 +191,7 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
         doubling=doubling,
         trend=trend,
         losses=losses,
+        num_rows=len(split.train),
         convergence=convergence,
         chains=chains,
         sampling=sampling,

@@ -16,16 +16,16 @@ from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
 from pyro_bnn.plotting.numbers import counted, number, percent, with_error
 from pyro_bnn.report.verdicts.chain_verdicts import passed
 from pyro_bnn.report.verdicts.facts import POINT, Facts
-from pyro_bnn.report.verdicts.fit_verdicts import ended
+from pyro_bnn.report.verdicts.fit_verdicts import ended, longer
 from pyro_bnn.report.verdicts.spread_verdicts import median_of
 from pyro_bnn.report.verdicts.verdict import FUNCTION, PREDICTIONS, REFIT, UNCHECKED
 
 GAP = 0.01  # nats a row, whose rows are counted
 FOUND = 4.0  # standard errors of a difference that the ranking of a few methods mostly finds
 WRONG = 2.0  # times or part of the epistemic sd, whose cost in score is told
-USE, PREDICT, CHEAPER, NOT, AGAIN, TIE, COST, CHANGE = (
-    "Use", "To predict", "Cheaper", "Not for uncertainty", "Refit first", "Why the tie",
-    "What it costs", "What would change this",
+USE, PREDICT, CHEAPER, NOT, AGAIN, OPEN, TIE, COST, CHANGE = (
+    "Use", "To predict", "Cheaper", "Not for uncertainty", "Refit first", "Still open",
+    "Why the tie", "What it costs", "What would change this",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def answer(facts: Facts) -> Answer:
     status = {name: _status(facts, name) for name in facts.entries}
     found = (
         _use(facts), _predict(facts), _cheaper(facts), *_others(facts, status), _not(facts),
-        _again(facts), _tie(facts), _cost(facts), _change(facts),
+        _again(facts), _open(facts), _tie(facts), _cost(facts), _change(facts),
     )  # fmt: skip
     return Answer(_headline(facts), tuple(part for part in found if part is not None), status)
 
@@ -284,6 +284,22 @@ def _again(facts: Facts) -> Statement | None:
     return _grouped(AGAIN, reasons, steps)
 
 
+def _open(facts: Facts) -> Statement | None:
+    """Fits that still gained, too little to change a score: what more steps would bring."""
+    parts: dict[str, str] = {}
+    for name, entry in facts.entries.items():
+        checks = entry.checks
+        if checks.is_nearly_done and checks.doubling is not None and facts.is_fit(name):
+            gain = with_error(checks.doubling.gain, checks.doubling.error)
+            a_row = number(checks.doubling.gain / checks.num_rows, 2)
+            parts[name] = (
+                f"{name}: its last doubling of steps gained {gain} nats, {a_row} a row; to see the "
+                f"rest {longer(entry)}"
+            )
+    text = f"{'. '.join(parts.values())}."
+    return Statement(OPEN, text, tuple(parts)) if parts else None
+
+
 def _steps(found: Sequence[str]) -> str:
     """What to do, each step once, and none that is part of another."""
     steps = dict.fromkeys(found)
@@ -298,14 +314,12 @@ def _steps(found: Sequence[str]) -> str:
 def _grouped(
     label: str, reasons: dict[str, list[str]], steps: Mapping[str, str] | None = None
 ) -> Statement | None:
-    """Methods with one set of reasons together, and what to do about these."""
-    together: dict[str, list[str]] = {}
+    """Methods with the same reasons together, and the same to do about these."""
+    together: dict[tuple[str, str], list[str]] = {}
     for name, words in reasons.items():
-        together.setdefault(listed(words), []).append(name)
-    parts = [
-        f"{listed(names)} ({words}){f': {steps[names[0]]}' if steps else ''}"
-        for words, names in together.items()
-    ]
+        step = f": {steps[name]}" if steps else ""
+        together.setdefault((listed(words), step), []).append(name)
+    parts = [f"{listed(names)} ({words}){step}" for (words, step), names in together.items()]
     text = f"{('. ' if steps else '; ').join(parts)}."
     return Statement(label, text, tuple(reasons)) if parts else None
 

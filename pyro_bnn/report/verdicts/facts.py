@@ -81,9 +81,12 @@ class Facts:
         return self.faults(name, FUNCTION, PREDICTIONS, "") if is_barred else []
 
     def is_fit(self, name: str) -> bool:
-        """Whether a fit ended, as far as was checked; the judge has passed its own checks."""
+        """Whether a fit ended, or nearly; the judge has passed its own checks."""
         is_judge = self.judge is not None and self.judge.name == name
-        return is_judge or not self.against(name, REFIT, UNCHECKED)
+        found = self.against(name, REFIT, UNCHECKED)
+        if self.entries[name].checks.is_nearly_done:
+            found = [rule for rule in found if rule.kind != "trend"]
+        return is_judge or not found
 
     def is_of_the_judge(self, name: str) -> bool:
         """Whether a method has the judge's model."""

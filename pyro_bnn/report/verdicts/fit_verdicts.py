@@ -16,6 +16,7 @@ from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_belo
 from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said, Verdict
 
 LONGER = "run it longer, or with another step size"
+SMALLER = "lower learning_rate"
 COMPARE = "Run it longer, or compare with a longer run"
 RICHER = "judge by held-out scores, or try a richer family"
 
@@ -23,10 +24,11 @@ RICHER = "judge by held-out scores, or try a richer family"
 def trend(entry: Evaluation) -> str | None:
     """An objective that was still improving when the run ended."""
     doubling = entry.checks.doubling
-    if doubling is not None and doubling.is_rising:
+    if doubling is not None and doubling.is_unfinished:
+        turned = "gained" if doubling.is_rising else "lost"
         return (
-            f"not converged, the second half of its {doubling.num_steps:,} steps gained "
-            f"{with_error(doubling.gain, doubling.error)} nats of "
+            f"not converged, the second half of its {doubling.num_steps:,} steps {turned} "
+            f"{with_error(abs(doubling.gain), doubling.error)} nats of "
             f"{objective_of(entry.posterior)}, threshold {number(doubling.limit, 2)}"
         )
     found = entry.checks.trend
@@ -44,6 +46,8 @@ def longer(entry: Evaluation) -> str:
     words, doubling = advice(nature_of(entry.posterior), "unfinished"), entry.checks.doubling
     if doubling is None:
         return words
+    if doubling.is_falling:
+        return SMALLER
     seconds = entry.posterior.wall_time * 2 * doubling.num_steps / max(len(entry.checks.losses), 1)
     return f"{words}, to {2 * doubling.num_steps:,} (about {number(seconds, 2)} s)"
 
@@ -162,7 +166,7 @@ def containment(judged: Judged) -> Iterator[Said]:
 
 FITS = [
     Rule.of_each("trend", "Objective still rising at the end", "run it longer", trend,
-                 short="still improving", against=REFIT, advise=longer),
+                 short="objective not settled", against=REFIT, advise=longer),
     Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
          unchecked, "convergence not judged", UNCHECKED, "unfinished"),
     Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",

@@ -37,7 +37,8 @@ def net() -> models.MLP:
 
 
 def svi(**options: Any) -> SVI:
-    return SVI(guides.AutoNormal, compile=False, **{"batch_size": 5, **options})
+    drawn = {"batch_size": 5, "estimator": "weight_sampling"}  # as processes draw
+    return SVI(guides.AutoNormal, compile=False, **{**drawn, **options})
 
 
 # the gradient itself is what one step of descent moves by

@@ -3,8 +3,9 @@ r"""Estimators of the likelihood term of the ELBO by name: one expectation, seve
 .. math:: \nabla\, \mathbb E_q \log p(y \mid x, w), \qquad q(w) = \mathcal N(m, s^2)
 
 ``"weight_sampling"`` draws the weights once a particle for all rows of a step, and serves every
-guide; ``"last_layer"`` takes an ``AutoComposite``, the others a factorised Gaussian. The KL is the
-same in all.
+guide; ``"last_layer"`` takes an ``AutoComposite``, ``"analytic"`` a factorised Gaussian, the others
+one that is factorised given some shared noise. The KL is the same in all. ``"auto"`` draws the
+outputs of layers where guide and model let it, and else the weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.errors import OptionError, SiteError, UnknownNameError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.estimators.analytic import Analytic
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
@@ -22,9 +23,11 @@ from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalRepar
 from pyro_bnn.program.program import Program
 
 EstimatorName: TypeAlias = Literal[
-    "weight_sampling", "local_reparameterization", "flipout", "analytic", "last_layer"
+    "auto", "weight_sampling", "local_reparameterization", "flipout", "analytic", "last_layer"
 ]
-WEIGHT_SAMPLING = "weight_sampling"
+AUTO: Literal["auto"] = "auto"
+WEIGHT_SAMPLING: Literal["weight_sampling"] = "weight_sampling"
+FOR_ALL = (AUTO, WEIGHT_SAMPLING)
 ESTIMATORS: Mapping[str, type[Estimator]] = {
     cls.name: cls for cls in (LocalReparameterization, Flipout, Analytic, LastLayer)
 }
@@ -38,7 +41,7 @@ def check_estimator(name: str, *, per_example_draws: bool, num_particles: int) -
         UnknownNameError: If there is none of this name.
     """
     _check_name(name)
-    if name == WEIGHT_SAMPLING:
+    if name in FOR_ALL:
         return
     if per_example_draws:
         raise OptionError(
@@ -59,12 +62,12 @@ def serves(name: str, guide: type[Guide]) -> bool:
         UnknownNameError: If there is none of this name.
     """
     _check_name(name)
-    return name == WEIGHT_SAMPLING or ESTIMATORS[name].serves(guide)
+    return name in FOR_ALL or ESTIMATORS[name].serves(guide)
 
 
 def _check_name(name: str) -> None:
-    if name not in (WEIGHT_SAMPLING, *ESTIMATORS):
-        raise UnknownNameError("estimator", str(name), [WEIGHT_SAMPLING, *ESTIMATORS])
+    if name not in (*FOR_ALL, *ESTIMATORS):
+        raise UnknownNameError("estimator", str(name), [*FOR_ALL, *ESTIMATORS])
 
 
 def make_estimator(
@@ -81,7 +84,9 @@ def make_estimator(
     """
     if per_example_draws and InputMasks.serves(guide):
         return InputMasks.where_right(program, guide)
-    if name == WEIGHT_SAMPLING:
+    if name == AUTO and not per_example_draws:
+        return _quietest(program, guide)
+    if name in FOR_ALL:
         return None
     cls = ESTIMATORS[name]
     if not cls.serves(guide):
@@ -90,3 +95,13 @@ def make_estimator(
             f'or leave the estimator at "{WEIGHT_SAMPLING}"'
         )
     return cls.of(program, guide)
+
+
+def _quietest(program: Program, guide: Guide) -> Estimator | None:
+    """That of the outputs of layers, where it serves guide and model."""
+    if not LocalReparameterization.serves(guide):
+        return None
+    try:
+        return LocalReparameterization.of(program, guide)
+    except SiteError:
+        return None

@@ -18,6 +18,19 @@ def is_factorised(guide: object) -> bool:
     return issubclass(cls, AutoNormal) and cls.transport is AutoNormal.transport
 
 
+def has_own_noise(guide: object) -> bool:
+    """Whether entries of z are independent Gaussians given the rest of the noise of a draw.
+
+    A subclass that draws in another way than the class that told so does not.
+    """
+    cls = guide if isinstance(guide, type) else type(guide)
+    if not issubclass(cls, Guide) or cls.own_noise is Guide.own_noise:
+        return False
+    told = next(base for base in cls.__mro__ if "own_noise" in vars(base))
+    drawn = next(base for base in cls.__mro__ if "transport" in vars(base))
+    return issubclass(told, drawn)
+
+
 class Estimator(RowEstimate):
     """An estimate of the likelihood term under guides of one kind.
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.estimator import Estimator, has_own_noise
 from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Rule, Weight
 from pyro_bnn.program.batched import refused_as
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch, GuideTerms, Params
+from pyro_bnn.program.terms import Batch, GuideTerms, OwnNoise, Params
 
 
 class ProductEstimator(Estimator):
@@ -28,12 +29,20 @@ class ProductEstimator(Estimator):
     it as distributions; the others, such as a noise scale or the gain of a normalisation, are drawn
     once for all rows.
 
+    Under correlated weights the noise that they share is drawn once for all rows, and the weights
+    are independent given it: :meth:`pyro_bnn.guides.Guide.own_noise`.
+
     Args:
         program: The model as tensor functions.
 
     Raises:
         SiteError: If no site enters a layer, or a matrix enters another operation; names it.
     """
+
+    takes: ClassVar[str] = (
+        "weights that are independent Gaussians, given some shared noise, as those of "
+        "guides.AutoNormal and AutoLowRankMultivariateNormal are"
+    )
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -66,9 +75,19 @@ class ProductEstimator(Estimator):
         for product in self.products:
             self._check(product)
 
+    @classmethod
+    def serves(cls, guide: object) -> bool:
+        """Whether it serves a guide, or a class of guides."""
+        return has_own_noise(guide)
+
     @abstractmethod
     def _check(self, product: Product) -> None:
         """Refuse a product that the rule does not serve."""
+
+    def _own_noise(self, terms: GuideTerms, noise: Tensor) -> OwnNoise:  # noqa: ARG002
+        """What is left of the noise ``[S, M]`` of draws to each weight alone."""
+        assert terms.own is not None
+        return terms.own
 
     @abstractmethod
     def _deviation(self, scale: Tensor, noise: Tensor) -> Tensor:
@@ -87,13 +106,13 @@ class ProductEstimator(Estimator):
         own: Params,  # noqa: ARG002
     ) -> tuple[Tensor, float]:
         """Log densities ``[S, B]`` of the rows, and N/B; see the base class."""
-        assert terms.marginals is not None
-        loc, scale = terms.marginals.loc, terms.marginals.scale
-        means = self.program.constrain(loc)
+        own_noise = self._own_noise(terms, noise[0])
+        scale = own_noise.scale
         factor = 1.0
 
-        def one(z: Tensor, noise: Tensor, row_noise: Tensor) -> Tensor:
+        def one(z: Tensor, loc: Tensor, noise: Tensor, row_noise: Tensor) -> Tensor:
             nonlocal factor
+            means = self.program.constrain(loc)
             deviations = self.program.constrain(self._deviation(scale, noise))
             values = {**self.program.constrain(z), **{name: means[name] for name in self.sites}}
             weights = [Weight(name, means[name], deviations[name]) for name in self.sites]
@@ -101,13 +120,14 @@ class ProductEstimator(Estimator):
                 rows, factor = self.program.row_log_likelihood(values, batch, params)
             return rows
 
+        of_draws = (terms.z, own_noise.loc.expand_as(terms.z), own_noise.noise, noise[1])
         if len(terms.z) == 1:
-            return one(terms.z[0], noise[0][0], noise[1][0]).unsqueeze(0), factor
+            return one(*(part[0] for part in of_draws)).unsqueeze(0), factor
         with refused_as(
             "several particles of this estimator need a model that can be batched over draws, and "
             "this one cannot: take num_particles=1"
         ):
-            rows = torch.func.vmap(one)(terms.z, *noise)
+            rows = torch.func.vmap(one)(*of_draws)
         return rows, factor
 
     def _refuse_operation(self, site: str, operation: str) -> None:
