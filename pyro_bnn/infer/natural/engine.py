@@ -33,10 +33,15 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
     parameters of the model are held fixed.
 
     Args:
-        num_steps: Steps.
+        num_steps: Steps of q. ``"auto"`` goes on in rounds, each as long as all before, until the
+            last one changed the ELBO by less than half a nat, or 2 errors, at the same noise
+            (:mod:`pyro_bnn.posterior.doubling`). Either way the posterior's ``doubling`` tells what
+            the second half of the steps gained.
+        max_steps: Most steps of q with ``num_steps="auto"``; default 16,000.
         learning_rate: Rate a of the means, at the start.
         precision_learning_rate: Rate b of the precision, in (0, 1]; None for ``learning_rate``.
-        schedule: ``"constant"``; ``"cosine"`` lets the means' rate fall to 0 over ``num_steps``;
+        schedule: ``"rounds"`` lets both rates fall to 0 over the second half of each round;
+            ``"constant"``; ``"cosine"`` lets the means' rate fall to 0 over ``num_steps``;
             ``"power"`` divides both rates by :math:`t^{0.55}` at step t.
         batch_size: Rows a step; default all.
         num_particles: Draws S of z a step, ``num_samples`` in the papers; named as in ``SVI``.
@@ -46,10 +51,10 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         temperature: Weight of the KL; below 1 the posterior is a cold one.
         kl_warmup: Steps over which the temperature grows linearly from near 0; 0 for none.
         descent_steps: Steps of Adam towards a mode of the log joint, from which the means start;
-            default as many as ``num_steps``, 0 for a start at random weights. From random weights
-            the KL may switch hidden units off before they have found a use, and they stay off,
-            which costs 1.4 nats a row on the UCI set energy. No such step is taken where ``init``
-            is given.
+            default as many as ``num_steps``, of ``"auto"`` 2,000; 0 for a start at random weights.
+            From random weights the KL may switch hidden units off before they have found a use, and
+            they stay off, which costs 1.4 nats a row on the UCI set energy. No such step is taken
+            where ``init`` is given.
     """
 
     @abstractmethod
@@ -62,9 +67,11 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         return "AutoNormal"
 
     @classmethod
-    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:  # noqa: ARG003
+    def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""
-        longer, correlated = "double num_steps", "try SLANG, or VON with a full covariance"
+        ended, most = options.get("num_steps"), options.get("max_steps")
+        longer = "double max_steps" if most is not None and ended == most else "double num_steps"
+        correlated = "try SLANG, or VON with a full covariance"
         return {
             "unfinished": longer,
             "optimum": f"{longer}, or lower learning_rate",
@@ -83,8 +90,6 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         problem.warn_of_held_parameters()
         prior = GaussianPrior.of(program, problem.engine)
         centre = starting_mean(program, problem.init, problem.seed)
-        num_descent = self.num_steps if self.descent_steps is None else self.descent_steps
-        if problem.init is not None:
-            num_descent = 0
+        num_descent = self.planned_descent if problem.init is None else 0
         make = functools.partial(self._make_run(), self, problem, prior, centre, num_descent)
         return Start(problem, asdict(self), make)

@@ -16,18 +16,22 @@ from pyro_bnn.checks import (
     check_share,
 )
 from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.svi.options import AUTO, NumSteps
+from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
 
+MAX_STEPS, DESCENT_STEPS = 16_000, 2_000  # of q, and of Adam before it
 POWER = 0.55  # of the schedule "power", as SLANG's authors have it
 
-Schedule: TypeAlias = Literal["constant", "cosine", "power"]
+Schedule: TypeAlias = Literal["rounds", "constant", "cosine", "power"]
 Expectation: TypeAlias = Literal["sample", "mean"]
 Covariance: TypeAlias = Literal["diagonal", "full"]
 NewtonCurvature: TypeAlias = Literal["ggn", "hessian"]
 
 OPTIONAL = (
-    "batch_size", "precision_learning_rate", "init_scale", "clip_radius", "descent_steps"
+    "max_steps", "batch_size", "precision_learning_rate", "init_scale", "clip_radius",
+    "descent_steps",
 )  # fmt: skip
-COUNTS = ("num_steps", "num_particles", "batch_size", "rank")
+COUNTS = ("max_steps", "num_particles", "batch_size", "rank")
 RATES = ("learning_rate", "precision_learning_rate", "data_factor", "temperature")
 SIZES = ("init_scale", "init_curvature", "clip_radius")
 CHOICES: Mapping[str, Any] = {
@@ -52,10 +56,11 @@ CHECKS: Mapping[str, Callable[[str, object], None]] = {
 class NaturalOptions:
     """What every run of a natural-gradient engine reads; see ``NaturalEngine`` for each option."""
 
-    num_steps: int = 2_000
+    num_steps: NumSteps = AUTO
+    max_steps: int | None = None
     learning_rate: float = 0.1
     precision_learning_rate: float | None = None
-    schedule: Schedule = "cosine"
+    schedule: Schedule = "rounds"
     batch_size: int | None = None
     num_particles: int = 1
     antithetic: bool = False
@@ -71,6 +76,7 @@ class NaturalOptions:
         for name, value in vars(self).items():
             if name in CHECKS and not (value is None and name in OPTIONAL):
                 CHECKS[name](name, value)
+        self._check_length()
         if self.rate_of_precision > 1:
             raise OptionError(
                 f"the precision would be moved beyond its target by a rate of "
@@ -81,11 +87,48 @@ class NaturalOptions:
                 f"antithetic draws come in pairs: take an even num_particles, not "
                 f"{self.num_particles}"
             )
-        if self.kl_warmup > self.num_steps:
+        if self.kl_warmup > self.planned_steps:
             raise OptionError(
-                f"kl_warmup={self.kl_warmup} is longer than the run of num_steps={self.num_steps}: "
+                f"kl_warmup={self.kl_warmup} is longer than the run of {self.planned_steps} steps: "
                 "the KL would never have its whole weight"
             )
+
+    def _check_length(self) -> None:
+        """Check what says how long the run is."""
+        if not self.ends_by_itself:
+            check_positive_int("num_steps", self.num_steps)
+            if self.max_steps is not None:
+                raise OptionError(
+                    f"max_steps={self.max_steps} would have no effect beside num_steps="
+                    f"{self.num_steps}: leave one of the two out"
+                )
+        elif self.schedule == "cosine":
+            raise OptionError(
+                'schedule="cosine" falls to 0 at a number of steps that is known before: pass '
+                'num_steps, or leave schedule at "rounds"'
+            )
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether the run goes on until there is nothing more to gain."""
+        return self.num_steps == AUTO
+
+    @property
+    def planned_steps(self) -> int:
+        """Most steps of q."""
+        return (self.max_steps or MAX_STEPS) if self.num_steps == AUTO else self.num_steps
+
+    @property
+    def planned_descent(self) -> int:
+        """Steps of Adam before them, where the means start at random."""
+        if self.descent_steps is not None:
+            return self.descent_steps
+        return min(DESCENT_STEPS, self.planned_steps) if self.ends_by_itself else self.planned_steps
+
+    @functools.cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Steps of q at which rounds end, whose gains are compared."""
+        return () if self.schedule == "cosine" else ends_of_rounds(self.planned_steps)
 
     @property
     def rate_of_precision(self) -> float:
@@ -100,6 +143,8 @@ class NaturalOptions:
 
     def decay(self, step: int) -> float:
         """Factor of the learning rate at a step, from 0."""
+        if self.schedule == "rounds":
+            return step_size_factor(step, self.ends)
         if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * step / self.num_steps))
+            return 0.5 * (1 + math.cos(math.pi * step / self.planned_steps))
         return (step + 1) ** -POWER if self.schedule == "power" else 1.0

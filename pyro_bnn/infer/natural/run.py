@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,6 +24,9 @@ from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.judge import most_pairs, objective_of
+from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.program.terms import Batch
 
@@ -71,7 +74,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
         saves: Checkpoint,
     ) -> None:
         batches, program = problem.batches(engine.batch_size), problem.program
-        super().__init__(num_descent + engine.num_steps, type(engine).__name__, batches)
+        super().__init__(num_descent + engine.planned_steps, type(engine).__name__, batches)
         self.engine, self.program, self.remedy = engine, program, engine.remedy
         is_captured = saves.compile_path != "eager"
         self.dtype = torch.float64 if self.in_float64 else program.dtype
@@ -106,6 +109,9 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self.velocity = torch.zeros_like(self.mean)  # of engines with momentum
         self.start()
         self.q = self.precision()
+        self._guide: Guide | None = None
+        self._before: dict[str, Tensor] | None = None  # the guide's at the end of the last round
+        self._seed = problem.seed
 
     # To be written by a subclass
 
@@ -148,8 +154,8 @@ class NaturalRun(GradientRun[GuidePosterior]):
     @property
     def precision_rate(self) -> float:
         """Learning rate of the precision in this step."""
-        rate = self.engine.rate_of_precision
-        return rate * self.engine.decay(self.done) if self.engine.schedule == "power" else rate
+        rate, schedule = self.engine.rate_of_precision, self.engine.schedule
+        return rate * self.engine.decay(self.done) if schedule in ("rounds", "power") else rate
 
     # Steps
 
@@ -166,6 +172,55 @@ class NaturalRun(GradientRun[GuidePosterior]):
         else:
             self.objective = "ELBO"
             self.advance(batch)
+            if self.done in self.engine.ends:
+                self._end_round()
+
+    # Rounds
+
+    def _end_round(self) -> None:
+        """After a round: what it gained, and whether it was the last one."""
+        values = self._values_of_guide()
+        if self._before is not None:
+            self.doubling = self._compared(self._before, values)
+            begins = self.done // 2
+            if (
+                self.engine.ends_by_itself
+                and begins >= self.engine.kl_warmup
+                and not self.doubling.is_unfinished
+            ):
+                self.num_steps = self.step
+        self._before = values
+
+    def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
+        """What a round gained, on all rows."""
+        guide, weight = self._made_guide(), self.weight
+
+        def loss_at(
+            values: Sequence[Tensor],
+            noise: Sequence[Tensor],
+            rows: Batch,
+            estimator: Estimator | None,
+        ) -> Tensor:
+            named = {f"guide.{name}": v for name, v in zip(after, values, strict=True)}
+            first, *of_rows = noise
+            terms = self.program.elbo(guide, named, first, rows, estimator, of_rows)
+            return terms.kl - weight * terms.expected_log_likelihood
+
+        judge = objective_of(loss_at, self.program, guide, self._batches.whole, self._seed)
+        most = most_pairs(self.program.num_latents, self._batches, self.step)
+        gain, error = judge.gain(list(before.values()), list(after.values()), most)
+        return Doubling(gain, error, self.done)
+
+    def _made_guide(self) -> Guide:
+        if self._guide is None:
+            self._guide = new_guide(self.q.make_guide, self.program)
+        return self._guide
+
+    def _values_of_guide(self) -> dict[str, Tensor]:
+        """The parameters of a guide that is q."""
+        guide = self._made_guide()
+        self.q.set(guide, self.mean)
+        return {name: value.detach().clone() for name, value in guide.named_parameters()}
 
     @property
     def smoothed(self) -> float:
@@ -194,8 +249,11 @@ class NaturalRun(GradientRun[GuidePosterior]):
         """The Gaussian as it is."""
         guide: Guide = new_guide(self.q.make_guide, self.program)
         self.q.set(guide, self.mean)
-        losses = self.losses[self.num_descent :]
-        return problem.guide_posterior(guide, saves, asdict(self.engine), losses=losses)
+        losses, options = self.losses[self.num_descent :], asdict(self.engine)
+        if self.engine.ends_by_itself:
+            options |= {"num_steps": self.done, "max_steps": self.engine.planned_steps}
+        doubling = self.doubling_here(self.done)
+        return problem.guide_posterior(guide, saves, options, losses=losses, doubling=doubling)
 
     def advance(self, batch: Batch) -> None:
         """One step.
@@ -298,6 +356,9 @@ class NaturalRun(GradientRun[GuidePosterior]):
         return super().state() | {
             "compile_path": self._rows.compile_path,
             "generator": generator,
+            "before": self._before,
+            "doubling": None if self.doubling is None else list(astuple(self.doubling)),
+            "is_done": self.is_done,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -311,3 +372,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
             super().restore(state)
         except DivergenceError as error:  # the precision is not positive
             raise ValueError(str(error)) from error
+        self._before, told = state["before"], state["doubling"]
+        self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
+        if state["is_done"]:
+            self.num_steps = self.step

@@ -287,10 +287,76 @@ def test_options_out_of_their_range_are_refused(make: Any, match: str) -> None:
 def test_schedules() -> None:
     steps = [0, 50, 99]
     vogn = VOGN(num_steps=100)
-    assert [vogn.decay(t) for t in steps] == pytest.approx([1.0, 0.5, 2.467e-4], rel=1e-3)
+    assert [vogn.decay(t) for t in steps] == pytest.approx([1.0, 1.0, 0.02])
+    cosine = dataclasses.replace(vogn, schedule="cosine")
+    assert [cosine.decay(t) for t in steps] == pytest.approx([1.0, 0.5, 2.467e-4], rel=1e-3)
     power = dataclasses.replace(vogn, schedule="power")
     assert [power.decay(t) for t in steps] == pytest.approx([1.0, 51**-0.55, 100**-0.55])
     assert dataclasses.replace(vogn, schedule="constant").decay(50) == 1.0
+
+
+FAMILIES: dict[str, tuple[Any, float]] = {
+    "VON": (VON(), ORACLE.mean_field_gap),
+    "VON, full": (VON(covariance="full"), 0.0),
+    "IVON": (IVON(), ORACLE.mean_field_gap),
+}
+
+
+def moments(posterior: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    q = posterior.guide.get_posterior()
+    if hasattr(q, "covariance_matrix"):
+        return q.mean.detach(), q.covariance_matrix.detach()
+    return q.mean.detach(), q.variance.detach().diag()
+
+
+@pytest.mark.slow("whole fits")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_run_ends_by_itself_near_the_optimum_of_its_family(name: str) -> None:
+    engine, gap = FAMILIES[name]
+    for seed in range(3):
+        posterior = engine.run(ORACLE.model, DATA, seed=seed, progress=False)
+        assert ORACLE.elbo(*moments(posterior)) > ORACLE.log_evidence - gap - 0.5
+        assert posterior.doubling is not None
+        assert posterior.doubling.has_converged
+        assert posterior.doubling.num_steps == posterior.options["num_steps"] < 16_000
+
+
+def test_the_gain_of_a_run_is_that_of_its_ends_in_closed_form() -> None:
+    """The first half of the steps is a run of its own, as its rates fall to 0 too."""
+    options: dict[str, Any] = {"descent_steps": 0, "learning_rate": 0.02}
+    half, whole = (
+        VON(num_steps=n, **options).run(ORACLE.model, DATA, progress=False) for n in (100, 200)
+    )
+    expected = ORACLE.elbo(*moments(whole)) - ORACLE.elbo(*moments(half))
+    assert expected > 0.01
+    doubling = whole.doubling
+    assert doubling is not None
+    assert abs(doubling.gain - expected) < 4 * doubling.error + 1e-6
+    assert doubling.num_steps == 200
+
+
+def test_a_cosine_has_no_half_to_compare() -> None:
+    posterior = VON(**LENGTH | {"num_steps": 200}, schedule="cosine").run(
+        ORACLE.model, DATA, progress=False
+    )
+    assert posterior.doubling is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_steps": 10, "max_steps": 20},
+            "max_steps=20 would have no effect beside num_steps=10",
+        ),
+        ({"schedule": "cosine"}, "falls to 0 at a number of steps that is known before"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"num_steps": "long"}, "num_steps"),
+    ],
+)
+def test_lengths_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        VON(**options)
 
 
 @pytest.mark.slow("whole fits")
