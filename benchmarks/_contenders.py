@@ -80,7 +80,13 @@ def steps_of(
     made.setup(data[0][:1])
     made.to(device=program.device, dtype=program.dtype)
     program.prepare(made)
-    svi = bnn.SVI(guide, num_steps=10**9, learning_rate=LEARNING_RATE, compile=compile)
+    svi = bnn.SVI(
+        guide,
+        num_steps=10**9,
+        learning_rate=LEARNING_RATE,
+        estimator="weight_sampling",  # as the others do
+        compile=compile,
+    )
     batch = program.batch(*rows)
     run = Training(svi, program, made, 0, batches=Minibatches(batch, None, 0))
 

@@ -34,6 +34,7 @@ def pyro_bnn(compile: Any = "auto") -> Fit:  # noqa: A002  # the name of the eng
             learning_rate=LEARNING_RATE,
             schedule="constant",
             loc_warmup=0,
+            estimator="weight_sampling",
             compile=compile,
         )
         losses: Sequence[float] = engine.run(contenders.mlp(PROBLEM), (x, y), progress=False).losses

@@ -126,7 +126,8 @@ def _process(rank: int, count: int, batch: int, steps: int, folder: Path) -> Non
     rows = 4 * batch  # no smaller batch at an epoch's end
     x, y = torch.randn(rows, 784, generator=generator), torch.randn(rows, generator=generator)
     at: list[tuple[int, float]] = []
-    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=steps, batch_size=batch, compile=True)
+    options = {"batch_size": batch, "estimator": "weight_sampling", "compile": True}
+    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=steps, **options)
     engine: Any = DataParallel(svi) if count > 1 else svi
     model = bnn.models.MLP(784, hidden=(400, 400))
 

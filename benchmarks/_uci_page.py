@@ -345,7 +345,9 @@ def _run_words(rows: Sequence[Row], sets: Mapping[str, Compared]) -> str:
         f"(so CPU seconds, not wall time): {_jsonl.processors(rows)}; {machine['cores']} cores, "
         f"Python {machine['python']}, torch {versions['torch']}, pyro-ppl {versions['pyro-ppl']}. "
         "`python -m benchmarks.uci --minutes M --jobs J` goes on from `results/uci.jsonl` and "
-        "makes this page again; `--sets`, `--methods` and `--splits` choose."
+        "makes this page again; `--sets`, `--methods` and `--splits` choose. Lines without "
+        "`gain` are of defaults that took a fixed number of steps, 10,000 of a guide, whether or "
+        "not it had converged; [how far such fits end from the best ELBO](ELBO.md)."
     )
     if failed:
         listed = "; ".join(f"{r['method']} on {r['data']}: {r['error'][:120]}" for r in failed[:6])

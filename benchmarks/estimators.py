@@ -50,12 +50,12 @@ class Entry(NamedTuple):
 
 
 ENTRIES = (
-    Entry(MEAN_FIELD, SHARED, {}),
+    Entry(MEAN_FIELD, SHARED, {"estimator": "weight_sampling"}),
     Entry(MEAN_FIELD, "a draw for each row", {"per_example_draws": True}),
     Entry(MEAN_FIELD, "local reparameterisation", {"estimator": "local_reparameterization"}),
     Entry(MEAN_FIELD, "Flipout", {"estimator": "flipout"}),
     Entry(MEAN_FIELD, "analytic", {"estimator": "analytic"}),
-    Entry(RANK1, SHARED, {}),
+    Entry(RANK1, SHARED, {"estimator": "weight_sampling"}),
     Entry(RANK1, "a draw for each row", {"per_example_draws": True}),
 )
 

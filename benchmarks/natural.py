@@ -72,6 +72,7 @@ class Contender(NamedTuple):
 
 def _svi(_num_data: int, optimizer: Any = None, **options: Any) -> bnn.SVI:
     guide = functools.partial(bnn.guides.AutoNormal, init_scale=INIT_SCALE)
+    options = {"estimator": "weight_sampling", "schedule": "cosine", **options}
     return bnn.SVI(guide, optimizer=optimizer, loc_warmup=0, compile=False, **options)
 
 
@@ -145,6 +146,8 @@ def best_of(case: Case, train: bnn.Dataset) -> float:
         learning_rate=LONG_RATE,
         batch_size=case.batch,
         loc_warmup=0,
+        estimator="weight_sampling",
+        schedule="cosine",
         compile=False,
     )
     posterior = engine.run(network(case, train.x.shape[1]), train, seed=TUNING_SEED, progress=False)

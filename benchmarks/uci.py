@@ -64,6 +64,7 @@ def fit(task: Row) -> Row:
     prediction = posterior.predict(split.test.x)
     y, scale = split.test.y, float(split.test.target.scale)
     error = prediction.mean.squeeze(-1) - y
+    told = getattr(posterior, "doubling", None)
     low, high = prediction.quantile([(1 - LEVEL) / 2, (1 + LEVEL) / 2]).squeeze(-1)
     return {
         "rmse": scale * float(error.square().mean().sqrt()),
@@ -71,6 +72,7 @@ def fit(task: Row) -> Row:
         "coverage": float(((low <= y) & (y <= high)).double().mean()),
         "width": scale * float((high - low).mean()),
         "seconds": seconds,
+        "gain": None if told is None else told.gain,
         "train_rows": len(split.train),
         "test_rows": len(split.test),
     }

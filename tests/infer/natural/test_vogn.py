@@ -59,7 +59,7 @@ def test_the_fixed_point_of_vogn_has_its_bias(noise_of_fit: float, name: str) ->
     vogn = VOGN(**{"num_steps": 300, **given, **CONSTANT, **OPTIONS[name]})
     start = torch.zeros(4, dtype=torch.float64)
     run: Any = make_run(vogn, model, (oracle.x, oracle.y), start)
-    advance(run, vogn.num_steps)
+    advance(run, vogn.planned_steps)
     assert_close(run.mean, exact.mean, rtol=1e-6, atol=1e-6)  # the mean has none
     squared = (oracle.y - a @ exact.mean).square().unsqueeze(-1)
     noise, delta = float(np.float32(noise_of_fit)), float(np.float32(oracle.prior_scale)) ** -2
