@@ -143,16 +143,16 @@ def tasks(sets: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
                     yield {"data": data, "guide": guide, "run": run, "seed": seeds[place]}
 
 
-def best(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def best(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Any]]:
     """The highest ELBO of each pair of set and guide, and the run that has it."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        name = f"{row['data']} {row['guide']}"
-        if "elbo" in row and row["elbo"] > found.get(name, {"elbo": float("-inf")})["elbo"]:
+        pair = row["data"], row["guide"]
+        if "elbo" in row and row["elbo"] > found.get(pair, {"elbo": float("-inf")})["elbo"]:
             kept = ("elbo", "error", "run", "seed", "steps", "seconds")
-            found[name] = {key: row[key] for key in kept}
-    for name, one in found.items():
-        own = [r for r in rows if f"{r['data']} {r['guide']}" == name and "elbo" in r]
+            found[pair] = {key: row[key] for key in kept}
+    for pair, one in found.items():
+        own = [r for r in rows if (r["data"], r["guide"]) == pair and "elbo" in r]
         long = sorted(r["elbo"] for r in own if r["run"].startswith("long"))
         one["long_runs"] = len(long)
         one["spread_of_long_runs"] = long[-1] - long[0] if len(long) > 1 else None
@@ -167,7 +167,7 @@ def page(rows: Sequence[Row]) -> str:
     for data in SETS:
         for guide in GUIDES:
             own = {r["run"]: r for r in rows if (r["data"], r["guide"]) == (data, guide)}
-            one, default = highest.get(f"{data} {guide}"), own.get("default")
+            one, default = highest.get((data, guide)), own.get("default")
             if one is None or default is None or "elbo" not in default or not one["long_runs"]:
                 continue
             gap = one["elbo"] - default["elbo"]
@@ -226,6 +226,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = _jsonl.read(given.lines)
     given.page.write_text(page(rows))
     print(f"wrote {given.page}")
+    if given.lines == PATH:
+        command = f"python -m benchmarks.best_elbo --minutes {given.minutes:g} --jobs {given.jobs}"
+        settings = _settings.Settings(1, 1, "cpu", quick=False, out=None, command=command)
+        kept = [
+            {"contender": guide, "data": data, **one}
+            for (data, guide), one in sorted(best(rows).items())
+        ]
+        _settings.write(_settings.result("best_elbo", settings, kept), _settings.RESULTS)
 
 
 if __name__ == "__main__":
