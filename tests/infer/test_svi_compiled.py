@@ -18,6 +18,7 @@ from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import compiling
 from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi.bound_step import BoundStep
 from pyro_bnn.posterior import GuidePosterior
 from tests.collection import rest_in_soak
 from tests.infer.test_svi import breaking_at, diverged, mlp, params_of, run
@@ -487,3 +488,28 @@ def test_a_factor_by_columns_is_trained_where_there_is_no_compiler(
 
 def params_by_name(guide: guides.Guide) -> dict[str, Tensor]:
     return dict(guide.named_parameters())
+
+
+@pytest.mark.slow("compiles")
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_step_is_bound_once_for_each_number_of_rows(
+    in_c: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """20 rows in batches of 8: two numbers of rows. Bound steps replace all but the first two."""
+    if not in_c:
+        request.getfixturevalue("interpreted")
+    made = []
+    of = BoundStep.of
+
+    def counted(*args: Any) -> BoundStep | None:
+        made.append(of(*args))
+        return made[-1]
+
+    monkeypatch.setattr(training.BoundStep, "of", counted)
+    options: dict[str, Any] = {"num_steps": 12, "batch_size": 8}
+    engine = SVI(guides.AutoNormal, compile=True, **options)
+    bound = engine.run(mlp(None), data(), progress=False)
+    assert [step is not None for step in made] == [in_c, in_c]
+    monkeypatch.setattr(training.BoundStep, "of", lambda *_: None)
+    plain = engine.run(mlp(None), data(), progress=False)
+    assert np.array_equal(bound.losses, plain.losses)

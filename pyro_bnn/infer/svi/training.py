@@ -122,7 +122,7 @@ class Training(GradientRun[GuidePosterior]):
         )
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
-        self._bound: dict[int, BoundStep] = {}
+        self._bound: dict[int, BoundStep | None] = {}  # None where a step is not in C
         self._make_steps(compile_path)
 
     def _make_steps(self, path: str | None) -> None:
@@ -426,10 +426,10 @@ class Training(GradientRun[GuidePosterior]):
             return bound(inputs, controls)
         (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
         self._see_failure()
-        if self._whole_step.is_compiled:
-            made = BoundStep.of(self._whole_step, state, inputs, len(controls), self.batches.whole)
-            if made is not None:
-                self._bound[len(batch.x)] = made
+        if self._whole_step.is_compiled and (bound is not None or len(batch.x) not in self._bound):
+            whole = self.batches.whole
+            made = BoundStep.of(self._whole_step, state, inputs, len(controls), whole)
+            self._bound[len(batch.x)] = made
         return cast(list[float], values.tolist())
 
     def _state_of_steps(self) -> list[Tensor]:
