@@ -160,9 +160,16 @@ def _nats(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
+def _gained(fits: Sequence[Row]) -> str:
+    """Nats of ELBO that the second half of the steps gained, median; blank where unknown."""
+    gains = [row.get("gain") for row in fits]
+    found = [gain for gain in gains if gain is not None]
+    return f"{statistics.median(found):.1f}" if len(found) == len(gains) else ""
+
+
 def _table(compared: Compared) -> str:
     head = ["method", "log score, nats", "to the best, paired", "behind", "RMSE"]
-    head += ["coverage of 95 %", "width", "CPU seconds"]
+    head += ["coverage of 95 %", "width", "last doubling gained", "CPU seconds"]
     digits = 5 if abs(compared.mean(next(iter(compared.fits)), "rmse")[0]) < 0.05 else 3
     lines = []
     for place, name in enumerate(compared.fits):
@@ -177,6 +184,7 @@ def _table(compared: Compared) -> str:
                 _pm(compared.mean(name, "rmse"), digits),
                 f"{100 * compared.mean(name, 'coverage')[0]:.1f} %",
                 f"{compared.mean(name, 'width')[0]:.3g}",
+                _gained(compared.fits[name]),
                 f"{statistics.median(compared.values(name, 'seconds')):.1f}",
             ]
         )
