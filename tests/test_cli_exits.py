@@ -215,7 +215,7 @@ CASES = [
             "rank1-res-net or res-net",
         ),
         (("--width", "8"), "--width does nothing for LinearRegression: leave it out, or take"),
-        (("--estimator", "flipout"), "--estimator flipout does nothing for CAVI: it takes indep"),
+        (("--estimator", "flipout"), "--estimator flipout does nothing for CAVI: it takes weigh"),
     ),
     *refused(
         IMAGES,

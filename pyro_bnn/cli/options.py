@@ -275,9 +275,9 @@ class FitOptions:
 
     Args:
         estimator: How SVI estimates the likelihood's expectation: weight_sampling, which serves
-            every guide, or for guides of independent Gaussians such as auto-normal
-            local_reparameterization, flipout, or analytic (one hidden ReLU layer, Normal noise);
-            last_layer for auto-composite.
+            every guide; for auto-normal and auto-low-rank local_reparameterization or flipout;
+            for auto-normal analytic (one hidden ReLU layer, Normal noise); last_layer for
+            auto-composite; auto takes local_reparameterization where it can.
         steps: Gradient steps of each fit (num_steps).
         batch_size: Rows of a gradient step (batch_size).
         chains: Markov chains of a sampler (num_chains).
@@ -291,10 +291,16 @@ class FitOptions:
 
     heading: ClassVar[str] = "Fits"
 
-    estimator: str | None = option(None, "NAME", "weight_sampling")
-    steps: int | None = option(None, "N", "the method's own, 10,000 of guides", min=1)
+    estimator: str | None = option(None, "NAME", "auto")
+    steps: int | None = option(
+        None, "N", "the method's own; guides go on until they have converged", min=1
+    )
     batch_size: int | None = option(
-        None, "N", "the method's own, all; 256 where inputs are more than 500,000 numbers", min=1
+        None,
+        "N",
+        "of guides all rows up to 1,024, else 256; of others their own, all, or 256 where inputs "
+        "are more than 500,000 numbers",
+        min=1,
     )
     chains: int | None = option(None, "N", "the method's own, 4", min=1)
     warmup: int | None = option(
