@@ -505,11 +505,11 @@ def test_a_step_is_bound_once_for_each_number_of_rows(
         made.append(of(*args))
         return made[-1]
 
-    monkeypatch.setattr(training.BoundStep, "of", counted)
+    monkeypatch.setattr(BoundStep, "of", counted)
     options: dict[str, Any] = {"num_steps": 12, "batch_size": 8}
     engine = SVI(guides.AutoNormal, compile=True, **options)
     bound = engine.run(mlp(None), data(), progress=False)
     assert [step is not None for step in made] == [in_c, in_c]
-    monkeypatch.setattr(training.BoundStep, "of", lambda *_: None)
+    monkeypatch.setattr(BoundStep, "of", lambda *_: None)
     plain = engine.run(mlp(None), data(), progress=False)
     assert np.array_equal(bound.losses, plain.losses)

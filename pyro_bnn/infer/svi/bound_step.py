@@ -63,5 +63,33 @@ class BoundStep:
         return values
 
 
+class BoundSteps:
+    """The steps that are bound, by number of rows; None where one is not in C.
+
+    Args:
+        whole: All rows, which are not copied.
+    """
+
+    def __init__(self, whole: Sequence[Tensor]) -> None:
+        self._whole = whole
+        self._found: dict[int, BoundStep | None] = {}
+
+    def go(
+        self, state: Sequence[Tensor], inputs: Sequence[Tensor], controls: Sequence[float]
+    ) -> list[float] | None:
+        """One step, and what it returns; None where none is bound at this state."""
+        found = self._found.get(len(inputs[-1]))
+        return found(inputs, controls) if found is not None and found.is_at(state) else None
+
+    def add(
+        self, step: Captured, state: Sequence[Tensor], inputs: Sequence[Tensor], num_controls: int
+    ) -> None:
+        """Bind a step for so many rows, unless it was found not to be in C."""
+        num_rows = len(inputs[-1])
+        if num_rows in self._found and self._found[num_rows] is None:
+            return
+        self._found[num_rows] = BoundStep.of(step, state, inputs, num_controls, self._whole)
+
+
 def _places(state: Sequence[Tensor]) -> list[int]:
     return [value.data_ptr() for value in state]

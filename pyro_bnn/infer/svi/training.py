@@ -21,7 +21,7 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
-from pyro_bnn.infer.svi.bound_step import BoundStep
+from pyro_bnn.infer.svi.bound_step import BoundSteps
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING, make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
@@ -122,7 +122,7 @@ class Training(GradientRun[GuidePosterior]):
         )
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
-        self._bound: dict[int, BoundStep | None] = {}  # None where a step is not in C
+        self._bound = BoundSteps(batches.whole)
         self._make_steps(compile_path)
 
     def _make_steps(self, path: str | None) -> None:
@@ -421,15 +421,12 @@ class Training(GradientRun[GuidePosterior]):
     ) -> Sequence[float]:
         controls = [weight_of_kl(step, self.svi.kl_warmup), *self.descent.controls(step, held)]
         state, inputs = self._state_of_steps(), (*noise, *batch)
-        bound = self._bound.get(len(batch.x))
-        if bound is not None and bound.is_at(state):
-            return bound(inputs, controls)
+        if (found := self._bound.go(state, inputs, controls)) is not None:
+            return found
         (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
         self._see_failure()
-        if self._whole_step.is_compiled and (bound is not None or len(batch.x) not in self._bound):
-            whole = self.batches.whole
-            made = BoundStep.of(self._whole_step, state, inputs, len(controls), whole)
-            self._bound[len(batch.x)] = made
+        if self._whole_step.is_compiled:
+            self._bound.add(self._whole_step, state, inputs, len(controls))
         return cast(list[float], values.tolist())
 
     def _state_of_steps(self) -> list[Tensor]:
