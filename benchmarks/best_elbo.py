@@ -122,7 +122,7 @@ def _model(data: str, guide: str, train: Any) -> Any:
 def _guide(name: str) -> Callable[..., Any]:
     from pyro_bnn import guides
 
-    return {
+    found: dict[str, Callable[..., Any]] = {
         "auto-normal": guides.AutoNormal,
         "half-cauchy": guides.AutoNormal,
         "auto-low-rank": guides.AutoLowRankMultivariateNormal,
@@ -131,7 +131,8 @@ def _guide(name: str) -> Callable[..., Any]:
         "auto-k-tied": guides.AutoKTiedNormal,
         "auto-mixture": functools.partial(guides.AutoNormalMixture, num_components=3),
         "rank-1": guides.AutoRank1Mixture,
-    }[name]
+    }
+    return found[name]
 
 
 def tasks(sets: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
