@@ -50,7 +50,8 @@ class SVI(SVIOptions, Engine[Posterior]):
             from stock Pyro, which runs through Pyro's own ``Trace_ELBO``.
         num_steps: Gradient steps. ``"auto"`` goes on in rounds, each as long as all before, until
             the last one gained less than half a nat, or 2 errors, by the ELBO of all rows at the
-            same noise (:mod:`pyro_bnn.posterior.doubling`). A guide of up to 10,000 parameters then
+            same noise (:mod:`pyro_bnn.posterior.doubling`). A round that lost as much is taken
+            back, and the steps go on at half their size. A guide of up to 10,000 parameters then
             has four starts, of which after each of the first rounds the better half goes on. Either
             way the posterior's ``doubling`` tells what the second half of the steps gained.
         max_steps: Most steps from one start with ``num_steps="auto"``; default 64,000, of a guide

@@ -249,7 +249,8 @@ class Training(GradientRun[GuidePosterior]):
         if self._before is not None:
             self.doubling = self._compared(self._before, values)
             is_whole = self._ends_before_this() >= max(self.svi.kl_warmup, self.loc_warmup)
-            if self.svi.ends_by_itself and is_whole and self.doubling.is_falling:
+            is_free = self.svi.ends_by_itself and self.svi.schedule == "rounds" and is_whole
+            if is_free and self.doubling.is_falling:
                 values = self._taken_back(self._before)
             elif self._is_noisy(self.doubling.gain):
                 self.descent.peak *= 0.5
