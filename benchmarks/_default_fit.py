@@ -143,7 +143,14 @@ def our_svi(options: Options) -> Any:
     problem = PROBLEMS[options.problem]
     size = None if problem.batch == problem.num_data else problem.batch
     guide = getattr(bnn.guides, METHODS[options.method].guide)
-    return bnn.SVI(guide, num_steps=options.steps, batch_size=size, compile=options.compile)
+    return bnn.SVI(
+        guide,
+        num_steps=options.steps,
+        batch_size=size,
+        schedule="cosine",
+        estimator="weight_sampling",  # as Pyro draws
+        compile=options.compile,
+    )
 
 
 @contextmanager
