@@ -26,6 +26,7 @@ import pyro_bnn as bnn
 from benchmarks import (
     _contenders,
     _fit,
+    _jsonl,
     _peers,
     _plots,
     _posteriors,
@@ -34,6 +35,7 @@ from benchmarks import (
     _settings,
     _tables,
     _timing,
+    best_elbo,
     cold,
     devices,
     ensembles,
@@ -860,6 +862,9 @@ def test_the_tables_of_the_pages_are_those_of_the_results() -> None:
     measured = set()
     for path in RESULTS:
         found = json.loads(path.read_text())
+        if found["benchmark"] == "best_elbo":  # whose page is made of its lines
+            assert best_elbo.PAGE.read_text() == best_elbo.page(_jsonl.read(best_elbo.PATH))
+            continue
         measured.add(found["benchmark"])
         parts = range(1, 2 + _tables.TABLES[found["benchmark"]](found).count("\n\n"))
         places = [marker.split()[1:] for marker in shown if marker.split()[0] == path.stem]
