@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -51,12 +52,18 @@ SHORT = Options(library="pyro_bnn", problem="quick", steps=2 * EVERY, marks=True
 # What is fitted
 
 
-def test_nothing_is_set_but_the_size_of_a_batch() -> None:
+def test_only_the_steps_and_what_is_drawn_are_set() -> None:
+    counted = partial(
+        bnn.SVI,
+        bnn.guides.AutoNormal,
+        num_steps=STEPS,
+        schedule="cosine",
+        estimator="weight_sampling",
+    )
     assert bnn.SVI(bnn.guides.AutoNormal).learning_rate == LEARNING_RATE
-    assert our_svi(OURS) == bnn.SVI(bnn.guides.AutoNormal, num_steps=STEPS)
+    assert our_svi(OURS) == counted()
     for name, size in (("batches", 128), ("wide", 256)):
-        found = our_svi(replace(OURS, problem=name))
-        assert found == bnn.SVI(bnn.guides.AutoNormal, num_steps=STEPS, batch_size=size)
+        assert our_svi(replace(OURS, problem=name)) == counted(batch_size=size)
 
 
 def test_the_deterministic_network_has_the_rows_of_the_problem() -> None:
