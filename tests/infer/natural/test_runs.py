@@ -335,6 +335,35 @@ def test_the_gain_of_a_run_is_that_of_its_ends_in_closed_form() -> None:
     assert doubling.num_steps == 200
 
 
+@pytest.mark.parametrize("name", ["VON", "VON, full"])
+def test_a_run_that_ends_by_itself_goes_on_bit_for_bit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped within each of its rounds of 200, 200 and 400 steps."""
+    covariance = "full" if "full" in name else "diagonal"
+    engine = VON(covariance=covariance, max_steps=800, descent_steps=0, learning_rate=0.01)
+    monkeypatch.setattr("pyro_bnn.infer.svi.rounds.FIRST_ROUND", 200)
+    assert engine.ends == (200, 400, 800)
+
+    def fit(folder: str, *, resume: bool = False) -> Posterior:
+        path = tmp_path / folder
+        return engine.run(ORACLE.model, DATA, progress=False, checkpoint=path, resume=resume)
+
+    whole = fit("whole")
+    assert whole.options["num_steps"] > 400
+    for i, stop in enumerate((150, 200, 350, 410)):
+        stop_after(stop, monkeypatch)
+        with pytest.raises(Interrupted, match=f"stopped at step {stop} of"):
+            fit("parts", resume=i > 0)
+    parts = fit("parts", resume=True)
+    np.testing.assert_array_equal(parts.losses, whole.losses)
+    assert parts.doubling == whole.doubling
+    assert torch.equal(parts.unconstrained(7), whole.unconstrained(7))
+    again = fit("parts", resume=True)  # of a run that has ended
+    assert again.doubling == whole.doubling
+    assert len(again.losses) == len(whole.losses)
+
+
 def test_a_cosine_has_no_half_to_compare() -> None:
     posterior = VON(**LENGTH | {"num_steps": 200}, schedule="cosine").run(
         ORACLE.model, DATA, progress=False
