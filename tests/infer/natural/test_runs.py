@@ -340,8 +340,8 @@ def test_a_run_that_ends_by_itself_goes_on_bit_for_bit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped within each of its rounds of 200, 200 and 400 steps."""
-    covariance = "full" if "full" in name else "diagonal"
-    engine = VON(covariance=covariance, max_steps=800, descent_steps=0, learning_rate=0.01)
+    changed = {"num_steps": "auto", "max_steps": 800, "batch_size": None, "learning_rate": 0.01}
+    engine: VON = dataclasses.replace(ENGINES[name], **changed)
     monkeypatch.setattr("pyro_bnn.infer.svi.rounds.FIRST_ROUND", 200)
     assert engine.ends == (200, 400, 800)
 
