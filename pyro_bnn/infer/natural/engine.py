@@ -13,6 +13,7 @@ from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NaturalOptions
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.svi.rounds import advice_on_length
 from pyro_bnn.infer.warm_start import starting_mean
 from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import GuidePosterior
@@ -69,8 +70,7 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
     @classmethod
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""
-        ended, most = options.get("num_steps"), options.get("max_steps")
-        longer = "double max_steps" if most is not None and ended == most else "double num_steps"
+        longer = advice_on_length(options)
         correlated = "try SLANG, or VON with a full covariance"
         return {
             "unfinished": longer,

@@ -16,8 +16,13 @@ from pyro_bnn.checks import (
     check_share,
 )
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.svi.options import AUTO, NumSteps
-from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
+from pyro_bnn.infer.svi.rounds import (
+    AUTO,
+    Length,
+    NumSteps,
+    ends_of_rounds,
+    step_size_factor,
+)
 
 MAX_STEPS, DESCENT_STEPS = 16_000, 2_000  # of q, and of Adam before it
 POWER = 0.55  # of the schedule "power", as SLANG's authors have it
@@ -53,8 +58,10 @@ CHECKS: Mapping[str, Callable[[str, object], None]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalOptions:
+class NaturalOptions(Length):
     """What every run of a natural-gradient engine reads; see ``NaturalEngine`` for each option."""
+
+    most_steps_of_all: ClassVar[int] = MAX_STEPS
 
     num_steps: NumSteps = AUTO
     max_steps: int | None = None
@@ -89,7 +96,7 @@ class NaturalOptions:
             )
         if self.kl_warmup > self.planned_steps:
             raise OptionError(
-                f"kl_warmup={self.kl_warmup} is longer than the run of {self.planned_steps} steps: "
+                f"kl_warmup={self.kl_warmup} is longer than the run of {self.length}: "
                 "the KL would never have its whole weight"
             )
 
@@ -107,16 +114,6 @@ class NaturalOptions:
                 'schedule="cosine" falls to 0 at a number of steps that is known before: pass '
                 'num_steps, or leave schedule at "rounds"'
             )
-
-    @property
-    def ends_by_itself(self) -> bool:
-        """Whether the run goes on until there is nothing more to gain."""
-        return self.num_steps == AUTO
-
-    @property
-    def planned_steps(self) -> int:
-        """Most steps of q."""
-        return (self.max_steps or MAX_STEPS) if self.num_steps == AUTO else self.num_steps
 
     @property
     def planned_descent(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pyro.nn import PyroModule
 from torch import Tensor
@@ -16,7 +16,7 @@ from pyro_bnn.infer.compiling import check_compile
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
 from pyro_bnn.infer.svi.estimators.by_name import EstimatorName, check_estimator
-from pyro_bnn.infer.svi.rounds import FIRST_ROUND, ends_of_rounds
+from pyro_bnn.infer.svi.rounds import AUTO, FIRST_ROUND, Length, NumSteps, ends_of_rounds
 from pyro_bnn.program.handlers import Model
 
 LEARNING_RATE = 1e-2
@@ -25,14 +25,14 @@ LARGE, MAX_STEPS_OF_LARGE = 100_000, 16 * FIRST_ROUND  # parameters of a guide; 
 LIKELY_STEPS = 16 * FIRST_ROUND  # of a run that ends by itself; decides whether steps are compiled
 ROWS_A_STEP, MOST_ROWS = 256, 1_024  # of a batch that nobody chose, and rows that need none
 NUM_STARTS, LARGEST_OF_MANY = 4, 10_000  # starts of a run, and parameters of a guide that has them
-AUTO: Literal["auto"] = "auto"
-NumSteps: TypeAlias = int | Literal["auto"]
 GuideSpec: TypeAlias = type[Guide] | Callable[[Model], Any] | Guide | PyroModule
 
 
 @dataclass(frozen=True)
-class SVIOptions:
+class SVIOptions(Length):
     """What every training run of SVI reads; see ``SVI`` for each option."""
+
+    most_steps_of_all: ClassVar[int] = MAX_STEPS
 
     guide: GuideSpec
     _: KW_ONLY
@@ -57,7 +57,7 @@ class SVIOptions:
         check_positive_int("kl_warmup", self.kl_warmup, minimum=0)
         if self.kl_warmup > self.planned_steps:
             raise OptionError(
-                f"kl_warmup={self.kl_warmup} is longer than the run of {self._length}: "
+                f"kl_warmup={self.kl_warmup} is longer than the run of {self.length}: "
                 "the KL would never have its whole weight"
             )
         if self.loc_warmup is not None:
@@ -65,7 +65,7 @@ class SVIOptions:
             if self.loc_warmup >= self.planned_steps:
                 raise OptionError(
                     f"loc_warmup={self.loc_warmup} takes the whole run of "
-                    f"{self._length}: the scales of the guide would never be trained"
+                    f"{self.length}: the scales of the guide would never be trained"
                 )
         check_positive("learning_rate", self.learning_rate)
         if self.learning_rate != LEARNING_RATE and not takes_learning_rate(self.optimizer):
@@ -112,16 +112,6 @@ class SVIOptions:
                 'beside it, as num_steps="auto" ends where another doubling gains nothing'
             )
 
-    @property
-    def ends_by_itself(self) -> bool:
-        """Whether the run goes on until there is nothing more to gain."""
-        return self.num_steps == AUTO
-
-    @property
-    def planned_steps(self) -> int:
-        """Most steps from one start."""
-        return (self.max_steps or MAX_STEPS) if self.num_steps == AUTO else self.num_steps
-
     def most_steps(self, guide: Guide) -> int | None:
         """``max_steps``, of the guide's size where nobody gave it."""
         if not self.ends_by_itself or self.max_steps is not None:
@@ -133,11 +123,6 @@ class SVIOptions:
     def likely_steps(self) -> int:
         """How many steps to expect, where it has to be known before."""
         return min(self.planned_steps, LIKELY_STEPS) if self.ends_by_itself else self.planned_steps
-
-    @property
-    def _length(self) -> str:
-        name = "max_steps" if self.ends_by_itself else "num_steps"
-        return f"{name}={self.planned_steps}"
 
     def rows_a_step(self, guide: object, problem: Problem) -> int | None:
         """Rows of a step; None for all of them.

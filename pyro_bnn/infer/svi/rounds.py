@@ -15,11 +15,52 @@ gained, the next round begins at half its step size, so that step sizes fall as 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
 
 FIRST_ROUND = 1_000  # steps at least, where the run has several thousand
 SHORTEST_RUN = 200  # steps of two rounds: in less there is nothing to compare
 FALL = 0.5  # share of a round over which the step size falls
+AUTO: Literal["auto"] = "auto"
+NumSteps: TypeAlias = int | Literal["auto"]
+
+
+class Length:
+    """How long the run of an engine is, by its options.
+
+    Attributes:
+        num_steps: Steps, or ``"auto"`` for a run that ends by itself.
+        max_steps: Most steps of such a run; None for ``most_steps_of_all``.
+    """
+
+    most_steps_of_all: ClassVar[int]
+    num_steps: NumSteps
+    max_steps: int | None
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether the run goes on until there is nothing more to gain."""
+        return self.num_steps == AUTO
+
+    @property
+    def planned_steps(self) -> int:
+        """Most steps from one start."""
+        if self.num_steps == AUTO:
+            return self.max_steps or self.most_steps_of_all
+        return self.num_steps
+
+    @property
+    def length(self) -> str:
+        """The option that says how long the run is."""
+        name = "max_steps" if self.ends_by_itself else "num_steps"
+        return f"{name}={self.planned_steps}"
+
+
+def advice_on_length(options: Mapping[str, Any]) -> str:
+    """What makes a run longer that has ended with these options: by the one that ended it."""
+    most = options.get("max_steps")
+    ended_there = most is not None and options.get("num_steps") == most
+    return "double max_steps" if ended_there else "double num_steps"
 
 
 def ends_of_rounds(num_steps: int) -> tuple[int, ...]:

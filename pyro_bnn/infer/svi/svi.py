@@ -28,6 +28,7 @@ from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
+from pyro_bnn.infer.svi.rounds import advice_on_length
 from pyro_bnn.infer.svi.stock import start_stock
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide
@@ -116,10 +117,7 @@ class SVI(SVIOptions, Engine[Posterior]):
     @classmethod
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""
-        longer = "double num_steps"
-        most = options.get("max_steps")
-        if most is not None and options.get("num_steps") == most:  # it ended there, still rising
-            longer = "double max_steps"
+        longer = advice_on_length(options)
         if options.get("patience") is not None:
             longer = "raise patience and num_steps"
         has_rate = options.get("optimizer") in (None, "Adam")  # others may set their own

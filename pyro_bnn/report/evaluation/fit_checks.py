@@ -104,13 +104,10 @@ class FitChecks:
 
     @property
     def is_nearly_done(self) -> bool:
-        """Whether the fit still gained, but so little that it changes no score that is ranked."""
-        gain = math.inf if self.doubling is None else self.doubling.gain
-        return (
-            self.doubling is not None
-            and self.doubling.is_rising
-            and (gain <= min(MOST_LEFT, MOST_LEFT_A_ROW * self.num_rows))
-        )
+        """Whether the fit still gained, but at most 5 nats in all and 0.01 a row."""
+        if self.doubling is None or not self.doubling.is_rising:
+            return False
+        return self.doubling.gain <= min(MOST_LEFT, MOST_LEFT_A_ROW * self.num_rows)
 
 
 def fit_checks(

@@ -285,7 +285,7 @@ def _again(facts: Facts) -> Statement | None:
 
 
 def _open(facts: Facts) -> Statement | None:
-    """Fits that still gained, too little to change a score: what more steps would bring."""
+    """Fits that still gained, though little: how much, and how many steps would gain more."""
     parts: dict[str, str] = {}
     for name, entry in facts.entries.items():
         checks = entry.checks

@@ -22,7 +22,7 @@ RICHER = "judge by held-out scores, or try a richer family"
 
 
 def trend(entry: Evaluation) -> str | None:
-    """An objective that was still improving when the run ended."""
+    """An objective that still rose, or fell, when the run ended."""
     doubling = entry.checks.doubling
     if doubling is not None and doubling.is_unfinished:
         turned = "gained" if doubling.is_rising else "lost"
