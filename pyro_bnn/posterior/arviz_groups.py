@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from pyro_bnn.arviz_io.tree import datatree
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
+from pyro_bnn.posterior.rows import draws_with_densities, rows_with_draws
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.predictive.predict import predict
@@ -59,10 +61,12 @@ def arviz_tree(
 ) -> DataTree:
     """The tree that :meth:`Posterior.to_arviz` describes."""
     draws = posterior.in_blocks(num_samples, seed)
+    whole, train = train, rows_with_draws(train, num_samples)
+    test = None if test is None else rows_with_draws(test, num_samples)
     groups, task = row_groups(train, test, posterior.num_chains, predicted, log_likelihood)
     summaries = site_summaries(posterior, draws, include_weights=include_weights)
     groups["posterior"] = {**summaries, **groups["posterior"]}
-    if stats := _sample_stats(posterior, train, num_samples, seed):
+    if stats := _sample_stats(posterior, whole, num_samples, seed):
         groups["sample_stats"] = stats
     if len(posterior.losses):
         name = TRACE_NAMES.get(posterior.objective, "objective")
@@ -77,7 +81,7 @@ def arviz_tree(
         "likelihood": posterior.program.likelihood_family.__name__,
         "num_data": posterior.program.num_data,
         "task": task,
-        "model": _model(posterior.program, train),
+        "model": _model(posterior.program, whole),
         "params": {name: _digest(value) for name, value in posterior.params.items()},
     }
     return tree_of(posterior, groups, train, test, seed, own)
@@ -270,9 +274,13 @@ def _sample_stats(
     posterior: ProgramPosterior, train: Dataset, num_samples: int, seed: int
 ) -> dict[str, NDArray[Any]]:
     if posterior.has_log_prob:
-        log_p, log_q = posterior.densities(train, num_samples, seed)
-        chains = posterior.num_chains
-        return {"log_p": by_chain(log_p, chains), "log_q": by_chain(log_q, chains)}
+        chains, count = posterior.num_chains, num_samples
+        if chains == 1:  # those of several are not the first ones
+            count = draws_with_densities(len(train), num_samples)
+        log_p, log_q = posterior.densities(train, count, seed)
+        missing = log_p.new_full((num_samples - count,), math.nan)
+        found = {"log_p": torch.cat([log_p, missing]), "log_q": torch.cat([log_q, missing])}
+        return {name: by_chain(value, chains) for name, value in found.items()}
     if not posterior.sample_stats:
         return {}
     chosen = posterior.chosen(num_samples, seed).numpy()  # type: ignore[attr-defined]

@@ -27,9 +27,10 @@ from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
-from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair
+from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair, tell_of_left_out
 from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
 from pyro_bnn.predictive.map_draws import Chunks, Rows
+from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.predictive.predict import log_likelihoods, predict
 from pyro_bnn.predictive.prediction import Names, Prediction
 from pyro_bnn.program.handlers import Model
@@ -418,9 +419,7 @@ class Posterior(ABC):
                 f"there is no ELBO under the flat prior of {', '.join(improper)}, which has no "
                 "density"
             )
-        log_p, log_q = self.densities(data, num_samples, seed)
-        weights = (log_p - log_q).double()
-        return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)
+        return estimated_elbo(*self.densities(data, num_samples, seed))
 
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the approximation at its draws, unconstrained.
@@ -460,6 +459,9 @@ class Posterior(ABC):
         Inputs, classes and several targets have their names as coordinates where they are known. x
         and y are in the model's units, which their attributes name.
 
+        Of a large table, more than 10,000 rows, the groups over rows have rows evenly spread over
+        it; ``log_p`` is of all training rows, and NaN of draws for which that would take too long.
+
         The draws of an approximation (where ``sample_stats`` has ``log_q``) are not those of the
         posterior, so ``arviz.loo`` and ``arviz.compare`` of the tree score neither: use
         ``arviz.loo_approximate_posterior``, or :func:`pyro_bnn.arviz_io.loo_approximate`, which
@@ -476,6 +478,9 @@ class Posterior(ABC):
         Raises:
             DataError: If the columns have names, and these are not those of the fit.
             OptionError: If an array exceeds the bound; names the num_samples that fits.
+
+        Warns:
+            BNNWarning: If rows are left out.
         """
         from pyro_bnn.posterior.arviz_groups import arviz_tree
 
@@ -485,6 +490,7 @@ class Posterior(ABC):
         count = self.count(num_samples)
         if self.num_stored_draws is not None:
             count = min(count, self.num_stored_draws)
+        tell_of_left_out(train, test, count)
         return arviz_tree(
             self,
             train,

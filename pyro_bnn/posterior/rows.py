@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, column_order, in_order, listed, to_tensor
 from pyro_bnn.data.frames import encoded
 from pyro_bnn.data.labels import check_same_classes
-from pyro_bnn.errors import DataError
+from pyro_bnn.errors import BNNWarning, DataError
 from pyro_bnn.predictive.prediction import Names
 
 if TYPE_CHECKING:
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from pyro_bnn.posterior.provenance import Provenance
 
 Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
+MOST_ROWS = 10_000  # at which all draws are kept
+MOST_NUMBERS = 1 << 27  # of one array of draws and rows
+MOST_DENSITIES = 1 << 25  # log likelihoods of single rows that one estimate adds up
+FEWEST_DRAWS = 32  # of such an estimate
 
 
 def in_order_of_fit(x: ArrayLike, fit: Provenance, *, raw: bool = False) -> Tensor:
@@ -66,4 +73,58 @@ def check_names(data: Dataset, fit: Provenance) -> None:
         raise DataError(
             f"x has the columns of the fit, {listed(known or ())}, in another order, "
             f"{listed(given or ())}: make the Dataset of a frame with the order of the fit"
+        )
+
+
+def rows_with_draws(data: Dataset, num_draws: int) -> Dataset:
+    """The rows at which an array has all draws: all, or of a large table some, evenly spread.
+
+    They are at most 10,000, and fewer where draws times rows times classes exceed 2^27. A share
+    that is estimated from 10,000 rows has a standard error of at most 0.005.
+
+    Args:
+        data: The rows.
+        num_draws: Number of draws S.
+    """
+    numbers = data.num_classes or (1 if data.y.ndim == 1 else data.y.shape[1])
+    most = max(1, min(MOST_ROWS, MOST_NUMBERS // (num_draws * numbers)))
+    if len(data) <= most:
+        return data
+    return data.rows(np.linspace(0, len(data) - 1, most).round().astype(int).tolist())
+
+
+def draws_with_densities(num_rows: int, num_draws: int) -> int:
+    """How many draws have a log density over all rows, each of which is read once for each draw.
+
+    Args:
+        num_rows: Number of rows N.
+        num_draws: Number of draws S, which is the answer up to 33,554 rows of 1,000 draws.
+
+    Returns:
+        The number, at least 32 of those that there are.
+
+    Example:
+        >>> draws_with_densities(10_000, 1_000), draws_with_densities(1_000_000, 1_000)
+        (1000, 33)
+    """
+    return min(num_draws, max(FEWEST_DRAWS, MOST_DENSITIES // num_rows))
+
+
+def tell_of_left_out(train: Dataset, test: Dataset | None, num_draws: int) -> None:
+    """Say where an array of draws has some rows only.
+
+    Warns:
+        BNNWarning: If it leaves out any.
+    """
+    named = {"training": train, "held-out": test}
+    counts = [
+        f"{len(kept):,} of {len(rows):,} {name}"
+        for name, rows in named.items()
+        if rows is not None and (kept := rows_with_draws(rows, num_draws)) is not rows
+    ]
+    if counts:
+        warnings.warn(
+            f"all {num_draws:,} draws are kept at {' and '.join(counts)} rows, evenly spread",
+            BNNWarning,
+            stacklevel=3,
         )

@@ -1,4 +1,4 @@
-r"""Log mean densities of draws that come in chunks, and entropies."""
+r"""Log mean densities of draws that come in chunks, entropies, ELBOs."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def entropy(probs: Float[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
     """Entropy of class probabilities, nats."""
     value: Tensor = torch.special.entr(probs).sum(-1)
     return value
+
+
+def estimated_elbo(log_p: Float[Tensor, " S"], log_q: Float[Tensor, " S"]) -> tuple[float, float]:
+    """Mean of log p(y, z | x) - log q(z) over draws of q, and its standard error, in nats."""
+    weights = (log_p - log_q).double()
+    return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.diagnostics.ranking import Ranked, rank
 from pyro_bnn.plotting.numbers import decimals_of
-from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.evaluate import Evaluation, split_with_draws
 from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidences, shared_models
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.tables.metrics import METRICS
@@ -32,6 +32,7 @@ class Evaluations:
     Attributes:
         posteriors: The posteriors by name, in the order given.
         split: The data they are compared on.
+        rows: Those at which all draws are kept: all, or of a large table some, evenly spread.
         reference: Name of the reference, or None.
         num_draws: Draws of the function behind the scores of every method but point estimates.
         seed: Seed of all draws.
@@ -63,6 +64,7 @@ class Evaluations:
         self.seed = seed
         self.probes = probes
         self.evaluations = dict(evaluations)
+        self.rows = split_with_draws(split, num_draws)
         self.units = Units.of(split)
         self.ranking: list[Ranked] = rank(
             {name: entry.held_out.log_score for name, entry in evaluations.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from pyro_bnn.diagnostics.probes import Probes
 from pyro_bnn.diagnostics.reference import ReferenceDistance, reference_distance
 from pyro_bnn.diagnostics.row_by_row import RowByRow, mean_shift, sd_ratio
+from pyro_bnn.posterior.rows import rows_with_draws
 from pyro_bnn.report.evaluation.fit_checks import FitChecks, fit_checks
 from pyro_bnn.report.evaluation.held_out import HeldOut, held_out, marginals
 from pyro_bnn.report.evaluation.units import to_numpy
@@ -103,7 +104,8 @@ def evaluate(
     Args:
         name: Name in the comparison.
         posterior: Any posterior.
-        split: The data; training rows for the checks, test rows for the scores.
+        split: The data; training rows for the checks, test rows for the scores. Of a large table
+            what needs all draws of a row is at some of them.
         num_draws: Draws for every method of the comparison.
         seed: Seed of the draws.
         reference: Marginals of the reference by chain, from `reference_draws`; None for the
@@ -111,7 +113,8 @@ def evaluate(
     """
     stored = posterior.num_stored_draws
     available = num_draws if stored is None else min(num_draws, stored)
-    scores = held_out(posterior, split, available, seed)
+    rows = split_with_draws(split, num_draws)
+    scores = held_out(posterior, rows, available, seed, split.test)
     available = len(scores.function_draws)  # chains give equally many
     checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
     at_rows = off_data = None
@@ -123,7 +126,7 @@ def evaluate(
         notes += ("no distance and no sd ratio: its spread has no finite mean or sd",)
     elif reference is not None:
         f = scores.function_draws
-        at_rows = _against(f, reference.rows, split, is_point=scores.is_point)
+        at_rows = _against(f, reference.rows, rows, is_point=scores.is_point)
         if reference.probes is not None and reference.at is not None:
             draws = len(f)
             f = to_numpy(posterior.function_draws(reference.at, num_samples=draws, seed=seed))
@@ -202,7 +205,7 @@ def reference_draws(
     seed: int,
     probes: Probes | None = None,
 ) -> ReferenceDraws:
-    """Marginals of the reference at the test rows and probes, all stored draws by chain.
+    """Marginals of the reference at test rows and probes, all stored draws by chain.
 
     Args:
         posterior: The reference.
@@ -221,11 +224,25 @@ def reference_draws(
         )
         return marginals(to_numpy(f), split.task, _num_targets(split))
 
-    rows = at(split.test.x)
+    rows = at(split_with_draws(split, num_draws).test.x)
     if probes is None:
         return ReferenceDraws(rows=rows)
     x = split.test.x.new_tensor(probes.x)
     return ReferenceDraws(rows=rows, probes=at(x), at=x, counts=probes.counts)
+
+
+def split_with_draws(split: Split, num_draws: int) -> Split:
+    """The rows at which all draws are compared and drawn; of a large table some of them.
+
+    Args:
+        split: All rows.
+        num_draws: Draws of the comparison.
+    """
+    train = rows_with_draws(split.train, num_draws)
+    test = rows_with_draws(split.test, num_draws)
+    if train is split.train and test is split.test:
+        return split
+    return replace(split, train=train, test=test, train_rows=None, test_rows=None)
 
 
 def _num_targets(split: Split) -> int:

@@ -28,6 +28,8 @@ from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST
 from pyro_bnn.infer.natural.options import POWER
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.posterior.doubling import LARGEST_ERROR, MIN_GAIN, Doubling
+from pyro_bnn.posterior.rows import draws_with_densities, rows_with_draws
+from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.report.evaluation.natures import (
     has_members,
     is_biased_sampler,
@@ -117,8 +119,8 @@ def fit_checks(
 
     Args:
         posterior: Any posterior.
-        split: ELBO, k-hat, LOO and R-hat of the log likelihood use the training rows, R-hat of f
-            the test rows.
+        split: ELBO and k-hat use the training rows, LOO and R-hat of the log likelihood those of
+            them at which all draws are kept, R-hat of f the test rows.
         num_draws: Draws for ELBO, k-hat and LOO; R-hat uses all stored draws.
         seed: Seed of the draws.
         is_point: Whether the posterior is a single point, which has no density.
@@ -128,11 +130,22 @@ def fit_checks(
     if is_point:
         notes.append("a point estimate: one draw of the function")
     elbo, elbo_error = NAN, NAN
+    log_p = log_q = None
+    if posterior.has_log_prob:
+        count = draws_with_densities(len(split.train), num_draws)
+        log_p, log_q = posterior.densities(split.train, num_samples=count, seed=seed)
+        if len(log_p) < num_draws:
+            num_draws = len(log_p)
+            notes.append(
+                f"ELBO and k-hat of {num_draws} draws: each reads all training rows, which are many"
+            )
     if posterior.elbo_kind != "none" and num_draws < 2:
         notes.append("no ELBO: its standard error needs two draws")
+    elif posterior.elbo_kind != "none" and log_p is not None and log_q is not None:
+        elbo, elbo_error = estimated_elbo(log_p, log_q)
     elif posterior.elbo_kind != "none":
         elbo, elbo_error = posterior.elbo(split.train, num_samples=num_draws, seed=seed)
-    shape = _khat(posterior, split, num_draws, seed, notes)
+    shape = _khat(log_p, log_q, notes)
     notes += run.notes
     if is_linearised(posterior):
         notes.append(
@@ -291,7 +304,10 @@ def chain_checks(
     if chains is not None:
         values = {FUNCTION: chains}
         likelihood = posterior.log_likelihood(
-            split.train, posterior.num_stored_draws, seed, group_by_chain=True
+            rows_with_draws(split.train, posterior.num_stored_draws),
+            posterior.num_stored_draws,
+            seed,
+            group_by_chain=True,
         )
         values[LOG_LIKELIHOOD] = _at_one_point(likelihood.double().sum(-1))
         for name, value in posterior.hyperparameters(
@@ -344,15 +360,13 @@ def objective_of(posterior: PosteriorLike) -> str:
     return posterior.objective
 
 
-def _khat(
-    posterior: PosteriorLike, split: Split, num_draws: int, seed: int, notes: list[str]
-) -> float:
-    if not posterior.has_log_prob:
+def _khat(log_p: Tensor | None, log_q: Tensor | None, notes: list[str]) -> float:
+    """k-hat of densities ``[S]``; NaN without these, and from few draws."""
+    if log_p is None or log_q is None:
         return NAN
-    if num_draws < MIN_DRAWS:
-        notes.append(f"no k-hat from {num_draws} draws (at least {MIN_DRAWS})")
+    if len(log_p) < MIN_DRAWS:
+        notes.append(f"no k-hat from {len(log_p)} draws (at least {MIN_DRAWS})")
         return NAN
-    log_p, log_q = posterior.densities(split.train, num_samples=num_draws, seed=seed)
     try:
         return khat(to_numpy(log_p).astype(float), to_numpy(log_q).astype(float))
     except BNNError as error:

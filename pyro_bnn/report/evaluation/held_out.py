@@ -40,11 +40,13 @@ from pyro_bnn.plotting.numbers import MINUS
 from pyro_bnn.report.evaluation.units import Units, to_numpy
 
 if TYPE_CHECKING:
+    from pyro_bnn.data.dataset import Dataset
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
     from pyro_bnn.predictive.prediction import Prediction
 
 LEVEL = 0.95
+ROWS_AT_ONCE = 4_096
 POINT_TOLERANCE = 1e-5  # rounding differs between rows of one batch
 NAN = float("nan")
 NUMBERS_AT_ONCE = 1 << 22
@@ -76,7 +78,9 @@ class HeldOut:
     CRPS over all of them are in sds of each, and ``targets`` has those of one alone in its units.
 
     Attributes:
-        log_score: Log of the mean density over draws, every row ``[N]``, nats.
+        log_score: Log of the mean density over draws, every row ``[M]``, nats. Of a large table
+            M, all test rows, is more than N, those of them at which all draws are kept; RMSE,
+            accuracy and Brier score are of all, too.
         function_draws: Draws of the network output ``[S, N, F]``, standardised units.
         is_point: Whether all draws are one function (MAP, maximum likelihood).
         log_score_error: Monte Carlo error of the mean log score, of its draws; 0 for a point,
@@ -133,7 +137,13 @@ class HeldOut:
     notes: tuple[str, ...] = ()
 
 
-def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) -> HeldOut:
+def held_out(
+    posterior: PosteriorLike,
+    split: Split,
+    num_draws: int,
+    seed: int,
+    every_row: Dataset | None = None,
+) -> HeldOut:
     """Scores a posterior on the test rows of a split.
 
     Args:
@@ -141,7 +151,55 @@ def held_out(posterior: PosteriorLike, split: Split, num_draws: int, seed: int) 
         split: Test rows in the standardised units of the model, with the way back.
         num_draws: Draws S of the function, the same for every method that is compared.
         seed: Seed of the draws.
+        every_row: All test rows, where ``split`` has some of a large table.
     """
+    scores = _scores_with_draws(posterior, split, num_draws, seed)
+    if every_row is None or len(every_row) == len(split.test):
+        return scores
+    return _with_every_row(scores, posterior, every_row, Units.of(split), num_draws, seed)
+
+
+def _with_every_row(
+    scores: HeldOut,
+    posterior: PosteriorLike,
+    rows: Dataset,
+    units: Units,
+    num_draws: int,
+    seed: int,
+) -> HeldOut:
+    """Log score, RMSE, accuracy and Brier score of all rows, read a block at a time."""
+    log_scores, errors = [], []
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows.rows(range(start, min(start + ROWS_AT_ONCE, len(rows))))
+        prediction = posterior.predict(some.x, num_samples=num_draws, seed=seed)
+        log_scores.append(to_numpy(prediction.log_prob(some.y)).astype(float))
+        y = to_numpy(some.y)
+        if scores.probs is not None:
+            probs = to_numpy(prediction.probs).astype(float)
+            errors.append(np.stack([probs.argmax(1) == y, brier(probs, y)], 1))
+        elif scores.has_mean:
+            errors.append((_moments(prediction)[0] - y.reshape(len(some), -1)) ** 2)
+    log_score = np.concatenate(log_scores)
+    if scores.probs is None:
+        log_score -= units.log_scale
+    shown = len(scores.function_draws[0])
+    note = f"calibration, CRPS and distances at {shown:,} of {len(rows):,} test rows, evenly spread"
+    scores = dataclasses.replace(
+        scores, log_score=log_score, notes=(*scores.notes, *_impossible_rows(log_score), note)
+    )
+    if not errors:
+        return scores
+    mean = np.concatenate(errors).mean(0)
+    if scores.probs is not None:
+        return dataclasses.replace(scores, accuracy=float(mean[0]), brier=float(mean[1]))
+    scale = units.scale if len(units.scale) == 1 else 1.0
+    return dataclasses.replace(scores, rmse=float(np.sqrt((mean * scale**2).mean())))
+
+
+def _scores_with_draws(
+    posterior: PosteriorLike, split: Split, num_draws: int, seed: int
+) -> HeldOut:
+    """All scores at rows of which all draws are kept."""
     prediction = posterior.predict(split.test.x, num_samples=num_draws, seed=seed)
     f = to_numpy(prediction.function_draws)
     log_score = to_numpy(prediction.log_prob(split.test.y)).astype(float)

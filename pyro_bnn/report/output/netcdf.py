@@ -10,6 +10,7 @@ import numpy as np
 from pyro_bnn import arviz_io
 from pyro_bnn.posterior.arviz_groups import of_targets
 from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.rows import rows_with_draws
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.report.evaluation.units import to_numpy
 
@@ -111,7 +112,7 @@ def _with_scored_draws(
     stored = posterior.num_stored_draws
     if num_draws >= stored:
         return tree
-    x, chains = split.test.x, posterior.num_chains
+    x, chains = rows_with_draws(split.test, stored).x, posterior.num_chains
     whole = to_numpy(posterior.predict(x, stored, derived_seed(seed, OTHER_DRAWS)).draws)
     scored = to_numpy(posterior.predict(x, num_draws, seed).draws)
     y = whole.reshape(chains, -1, *whole.shape[1:]).copy()  # [C, S, N, O]

@@ -50,7 +50,7 @@ def pit_differences(comparison: Evaluations) -> Drawn:
         "rows than such data sets have, which a verdict names. Coverage of the 95 % interval: "
         f"{coverages(comparison)}.",
         "Distribution function of the PIT values of "
-        f"{len(comparison.split.test):,} held-out rows less that of the uniform distribution, a "
+        f"{len(comparison.rows.test):,} held-out rows less that of the uniform distribution, a "
         f"panel a method: its largest distance from zero is {span(away)}; 95 % intervals cover "
         f"{coverages(comparison)} of the observations.",
     )
@@ -93,7 +93,7 @@ def reliability(comparison: Evaluations) -> Drawn:
         "calibrated on the dashed line; below it the method is too confident. Each grey bar holds "
         f"{percent(BAND_PROBABILITY, 0)} of the accuracies that classes drawn from the method's "
         "own posterior have, all rows from one draw of its function, and so does the ECE 'if "
-        f"calibrated'; larger points hold more of the {len(comparison.split.test):,} held-out "
+        f"calibrated'; larger points hold more of the {len(comparison.rows.test):,} held-out "
         "rows, whose numbers stand beside them.",
         "Reliability diagrams of accuracy over confidence, a panel a method: expected calibration "
         f"error {span(errors)}; calibrated methods would have {span(floors)}.",
@@ -135,7 +135,7 @@ def rejection(comparison: Evaluations) -> Drawn:
     """Accuracy of the kept rows over the share that is rejected, one panel a method."""
     from matplotlib.lines import Line2D
 
-    y = to_numpy(comparison.split.test.y)
+    y = to_numpy(comparison.rows.test.y)
     areas = {}
     lowest = 1.0
     with panels(comparison, 2.6, room=0.9) as (figure, found):
@@ -165,7 +165,7 @@ def rejection(comparison: Evaluations) -> Drawn:
     return Drawn(
         figure,
         "Accuracy on the rows that are kept when the most uncertain of "
-        f"{len(comparison.split.test):,} are rejected, by entropy (total uncertainty) or by mutual "
+        f"{len(comparison.rows.test):,} are rejected, by entropy (total uncertainty) or by mutual "
         "information (what the draws disagree about): a curve that rises fast knows where it errs. "
         "The area is its mean; rejecting at random has the dotted line. At the far right few rows "
         "are left.",

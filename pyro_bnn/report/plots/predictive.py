@@ -45,7 +45,7 @@ def has_one_input(comparison: Evaluations) -> bool:
 
 def predictions(comparison: Evaluations) -> Drawn:
     """Observed values over predicted means with 95 % intervals, one panel a method."""
-    units, split = comparison.units, comparison.split
+    units, split = comparison.units, comparison.rows
     observed = units.values(to_numpy(split.test.y).reshape(-1, len(units.scale))).ravel()
     with panels(comparison, 3.0) as (figure, found):
         shown = np.unique(
@@ -91,7 +91,7 @@ def band(comparison: Evaluations) -> Drawn:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    split, units = comparison.split, comparison.units
+    split, units = comparison.rows, comparison.units
     x_train, x_test = split.train.x, split.test.x
     low, high = float(x_train.min()), float(x_train.max())
     grid = x_train.new_tensor(

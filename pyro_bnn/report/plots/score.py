@@ -243,7 +243,7 @@ def spread_by_row(comparison: Evaluations) -> Drawn:
         "Each mark is a held-out row (and an output or class, where there are several). On the "
         f"dashed line a method is as sure of the function as {comparison.reference}, above it less "
         f"sure.{' Open marks are of another model.' if elsewhere else ''}",
-        f"Scatter plots of epistemic sds at {len(comparison.split.test):,} held-out rows over "
+        f"Scatter plots of epistemic sds at {len(comparison.rows.test):,} held-out rows over "
         f"those of {comparison.reference}, a panel a method: share of rows where the method's is "
         f"larger {span(shares, percent)}.",
     )

@@ -24,6 +24,7 @@ from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.posterior import NUM_SAMPLES
 from pyro_bnn.predictive.draws import chosen_draws
+from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.predictive.prediction import Prediction
 from pyro_bnn.report.saved.file_checks import (
     DRAWS,
@@ -319,7 +320,7 @@ class FilePosterior:
     def densities(
         self, data: Dataset, num_samples: int | None = None, seed: int = 0
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Log joint of the training rows and log q of every draw, ``[S]`` each.
+        """Log joint of all training rows and log q, ``[S]`` each, of the draws that have one.
 
         Raises:
             SiteError: If the file has no log q.
@@ -329,7 +330,9 @@ class FilePosterior:
             raise SiteError(f"{self.path} has no density q(z) of its draws ({self.method})")
         self._require_training_rows(data)
         log_p = self._part("sample_stats/log_p", num_samples, seed)
-        return log_p, self._part("sample_stats/log_q", num_samples, seed)
+        log_q = self._part("sample_stats/log_q", num_samples, seed)
+        is_known = ~log_p.isnan() | ~log_q.isnan()  # of many rows few draws have a density
+        return log_p[is_known], log_q[is_known]
 
     def elbo(
         self, data: Dataset, num_samples: int | None = None, seed: int = 0
@@ -342,9 +345,7 @@ class FilePosterior:
         """
         if self.elbo_kind == "none":
             raise SiteError(f"{self.path} has no ELBO ({self.method})")
-        log_p, log_q = self.densities(data, num_samples, seed)
-        weights = (log_p - log_q).double()
-        return float(weights.mean()), float(weights.std() / len(weights) ** 0.5)
+        return estimated_elbo(*self.densities(data, num_samples, seed))
 
     def to_arviz(
         self,
