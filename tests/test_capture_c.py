@@ -456,7 +456,7 @@ def test_a_file_serves_the_next_process(tmp_path: Path, monkeypatch: pytest.Monk
     def never(*_: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(c_library, "_compile", never)
+    monkeypatch.setattr(c_library, "_compiled", never)
     z = torch.ones(3)
     compile_c(double, [z], num_state=1)(z)
     assert z.tolist() == [2, 2, 2]

@@ -32,6 +32,7 @@ def test_all_kernels_of_a_graph_are_compiled_in_one_file(
     with config.patch(compile_threads=1):  # of which Inductor waits for nothing
         graph = compile_graph(two_products, (x, count), rows={0: 0})
     (source,) = tmp_path.rglob("*.main.cpp")
+    assert len([*tmp_path.glob("*/*.main.so")]) == 1  # as the cache looks for it
     assert source.read_text().count("#define kernel kernel_") >= 3
     for num_rows in (30, 7):  # whose number is an argument of the kernels
         found = graph(x[:num_rows], count)

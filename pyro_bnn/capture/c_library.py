@@ -1,19 +1,17 @@
 """Graphs of few numbers compiled by a C compiler alone, and kept for the next process.
 
 What :mod:`~pyro_bnn.capture.c_source` writes needs no header and no library but C's own, so that a
-second is enough to compile it, and none of torch's compiler is imported. The file that is kept, in
-the folder of Inductor's cache, is named after the source, the compiler and the processor.
+second is enough to compile it, and none of torch's compiler is imported. The file that is kept is
+named after the source, the compiler and the processor; one that is damaged is made again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import getpass
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -27,9 +25,11 @@ from torch.fx import Node
 from pyro_bnn.capture.c_decompositions import decompositions
 from pyro_bnn.capture.c_graph import strides_of
 from pyro_bnn.capture.c_source import FUNCTION, Source, c_source
+from pyro_bnn.capture.cache import STEPS, cache_folder
 from pyro_bnn.capture.record import Graph, Known, TensorFunction, record
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.errors import CaptureError
+from pyro_bnn.files.private import is_kept, keep, private_folder
 
 FLAGS = (
     "-x",
@@ -148,21 +148,23 @@ def _function(text: str) -> Callable[..., int]:
     """The function of a source, compiled where no process has done so before."""
     compiler = os.environ.get("CXX", "g++")
     key = "\n".join([text, compiler, *FLAGS, _processor()])
-    folder = _cache()
-    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, text, path)
-    function = getattr(ctypes.CDLL(str(path)), FUNCTION)
+    try:
+        with private_folder(cache_folder() / STEPS) as folder:
+            path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+            if not is_kept(path, key):
+                keep(path, _compiled(compiler, text), key)
+            function = getattr(ctypes.CDLL(str(path)), FUNCTION)
+    except OSError as error:
+        raise CaptureError(f"a compiled step cannot be kept and loaded: {error}") from error
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)
     function.restype = ctypes.c_longlong
     found: Callable[..., int] = function
     return found
 
 
-def _compile(compiler: str, text: str, path: Path) -> None:
-    """Compile a source into a file, which is there whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+def _compiled(compiler: str, text: str) -> bytes:
+    """The library that a compiler makes of a source."""
+    with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as scratch:
         source, made = Path(scratch, "step.c"), Path(scratch, "step.so")
         source.write_text(text)
         for options, libraries in (VECTOR_MATH, PLAIN):
@@ -174,16 +176,8 @@ def _compile(compiler: str, text: str, path: Path) -> None:
             except OSError as error:
                 raise CaptureError(f"no C compiler: {error}") from error
             if not done.returncode:
-                made.replace(path)
-                return
+                return made.read_bytes()
     raise CaptureError(f"{compiler} failed: {done.stderr.strip().splitlines()[:1]}")
-
-
-def _cache() -> Path:
-    """A folder in that of Inductor, which importing torch's compiler to ask for takes a second."""
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    user = re.sub(r"[^\w.-]", "_", getpass.getuser())
-    return Path(given or Path(tempfile.gettempdir(), f"torchinductor_{user}"), "pyro_bnn")
 
 
 @functools.cache

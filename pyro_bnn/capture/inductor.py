@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pyro_bnn.capture.cache import use_for_inductor
 from pyro_bnn.capture.record import (
     _IN_ORDER,
     _OPTIONS,
@@ -50,6 +51,7 @@ def compile_graph(
     Raises:
         CaptureError: If the operations depend on the number of rows.
     """
+    use_for_inductor()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about its own code
         from torch._inductor import lowering  # noqa: F401  # which that of pooling takes for there
