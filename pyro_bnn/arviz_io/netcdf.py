@@ -29,14 +29,15 @@ PACKED = 1032  # a larger file may declare its size times this, the most that de
 PIECE_BYTES = 1 << 10  # bytes added for each string or chunk of an array
 
 
-def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
+def save_netcdf(tree: DataTree, path: str | os.PathLike[str], *, follow: bool = True) -> None:
     """Write a tree to one NetCDF file, compressed without loss, whole or not at all.
 
-    A failure leaves what was there before; links are followed.
+    A failure leaves what was there before.
 
     Args:
         tree: The tree; :func:`load_netcdf` returns its values, dtypes, dims, coords and attributes.
         path: The file, in a folder that exists.
+        follow: Whether a link is followed, and not replaced.
 
     Raises:
         OutputError: If the file cannot be written there.
@@ -44,7 +45,7 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     try:
-        with output(path) as partial:
+        with output(path, follow=follow) as partial:
             _require_room(partial, tree)
             tree.to_netcdf(partial, engine="h5netcdf", encoding=_compression(tree))
     except OSError as error:

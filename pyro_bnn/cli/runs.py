@@ -303,7 +303,7 @@ def _outcome(path: Path, model: Model, reason: str | None) -> Posterior:
 
 def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: Path) -> None:
     posterior = Posterior.load(saved, plan.models(compared.split, compared.seed)[name])
-    save_netcdf(tree_of(name, posterior, compared), path)
+    save_netcdf(tree_of(name, posterior, compared), path, follow=False)
 
 
 def _fit_one(plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say) -> str | None:

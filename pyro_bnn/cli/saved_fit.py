@@ -145,9 +145,9 @@ class SavedFit:
         document["versions"] = dict(versions())
         text = json.dumps(document, indent=1, ensure_ascii=False)
         with (  # all are written before any takes its place
-            written(folder / FIT_FILE) as fit,
-            written(folder / TRAINING_FILE) as training,
-            written(folder / POSTERIOR_FILE) as posterior,
+            written(folder / FIT_FILE, follow=False) as fit,
+            written(folder / TRAINING_FILE, follow=False) as training,
+            written(folder / POSTERIOR_FILE, follow=False) as posterior,
         ):
             self.posterior.save(posterior)
             training_file.write(self.novelty, training)

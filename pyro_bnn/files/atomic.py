@@ -46,7 +46,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def output(path: Path) -> Iterator[Path]:
+def output(path: Path, *, follow: bool = True) -> Iterator[Path]:
     """A file to be written, whose contents are at the end of the block where a path leads.
 
     Links are followed. A regular file is replaced, see :func:`whole`; a device or pipe stays what
@@ -54,6 +54,8 @@ def output(path: Path) -> Iterator[Path]:
 
     Args:
         path: The file, in a folder that exists.
+        follow: Whether the user chose this name. One of the package's own, in an output folder, is
+            replaced whatever it is: others may have put a link there.
 
     Yields:
         A path where nothing is yet.
@@ -61,8 +63,8 @@ def output(path: Path) -> Iterator[Path]:
     Raises:
         OSError: If it cannot be written.
     """
-    if not is_stream(path):
-        with whole(followed(path)) as partial:
+    if not follow or not is_stream(path):
+        with whole(followed(path) if follow else path) as partial:
             yield partial
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -172,27 +174,33 @@ def check_file(path: Path) -> None:
     check_writable(folder)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, follow: bool = True) -> None:
     """Writes a text file in UTF-8; an old file stays until the new one is complete.
+
+    Args:
+        path: The file; see `files.atomic.output`.
+        text: Its contents.
+        follow: As of `output`.
 
     Raises:
         OutputError: If it cannot be written; says why.
     """
-    with written(path) as partial:
+    with written(path, follow=follow) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
+def written(path: Path, *, follow: bool = True) -> Iterator[Path]:
     """A path to write to, whose contents are at ``path`` in the end; its folder is made.
 
-    Links are followed, and what is no regular file is written to; see `files.atomic.output`.
+    Links are followed, and what is no regular file is written to, but with ``follow=False``; see
+    `files.atomic.output`.
 
     Raises:
         OutputError: If it cannot be written; says why.
     """
     with _refused(repr(str(path)), "path"):
-        if not is_stream(path):
+        if follow and not is_stream(path):
             followed(path).parent.mkdir(parents=True, exist_ok=True)
-        with output(path) as partial:
+        with output(path, follow=follow) as partial:
             yield partial

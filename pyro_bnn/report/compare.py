@@ -120,7 +120,7 @@ class Comparison(Evaluations):
         from pyro_bnn.report.output.netcdf import Compared, tree_of
 
         tree = tree_of(name, self.posteriors[name], Compared.by(self))
-        arviz_io.save_netcdf(tree, path)
+        arviz_io.save_netcdf(tree, path, follow=False)
 
     def save_with(
         self, folder: str | Path, command: str, write_draws: Callable[[str, Path], object] | None
@@ -135,12 +135,13 @@ class Comparison(Evaluations):
             files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
             for name, file in files.items():
                 write_draws(name, folder / file)
-        write_text(folder / "table.csv", self.table.to_csv())
-        write_text(folder / "verdicts.json", json.dumps(verdict_document(self), indent=2) + "\n")
+        write_text(folder / "table.csv", self.table.to_csv(), follow=False)
+        verdicts = json.dumps(verdict_document(self), indent=2)
+        write_text(folder / "verdicts.json", verdicts + "\n", follow=False)
         names = ["table.csv", "verdicts.json", *files.values()]
         tutorial = tutorial_from(folder)
         page = render(self, command, [(name, name) for name in names], tutorial)
-        write_text(folder / "index.html", page)
+        write_text(folder / "index.html", page, follow=False)
         if files:
             warn_of_others(folder, files.values())
         return folder

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY, binomial_band
 from pyro_bnn.diagnostics.simulation.uniformity import Uniformity
-from pyro_bnn.files.atomic import made_folder, write_text
+from pyro_bnn.files.atomic import made_folder, write_text, written
 from pyro_bnn.plotting.theme import METHODS, canvas, grid_shape, hide_unused, show_counts
 
 if TYPE_CHECKING:
@@ -219,9 +219,10 @@ class SimulationResult(ABC):
         numbers = pd.DataFrame(getattr(self, self.NUMBERS), columns=list(self.names))
         stems = (f"{self.NUMBERS}.png", f"{self.NUMBERS}.csv", "table.csv")
         paths = [folder / stem for stem in stems]
-        self.figure.savefig(paths[0], dpi=150)
-        write_text(paths[1], numbers.rename_axis("simulation").to_csv())
-        write_text(paths[2], self.table.to_csv())
+        with written(paths[0], follow=False) as partial:
+            self.figure.savefig(partial, dpi=150, format="png")
+        write_text(paths[1], numbers.rename_axis("simulation").to_csv(), follow=False)
+        write_text(paths[2], self.table.to_csv(), follow=False)
         return paths
 
     def __repr__(self) -> str:

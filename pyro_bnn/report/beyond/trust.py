@@ -80,8 +80,9 @@ class Trust(Judged):
         tables |= {"attacked.csv": self.attacked}
         kept = {name: table for name, table in tables.items() if len(table)}
         for name, table in kept.items():
-            write_text(folder / name, table.to_csv(index=table.index.name == "method"))
-        write_text(folder / "index.html", render(self, command, list(kept)))
+            text = table.to_csv(index=table.index.name == "method")
+            write_text(folder / name, text, follow=False)
+        write_text(folder / "index.html", render(self, command, list(kept)), follow=False)
         return folder
 
 

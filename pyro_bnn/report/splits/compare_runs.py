@@ -112,8 +112,8 @@ class RepeatedComparison:
             for run in self.runs
             if run.methods and (folder / run.folder / "index.html").is_file()
         }
-        write_text(folder / "table.csv", self.table.to_csv())
-        write_text(folder / "runs.csv", self.all_rows.to_csv())
+        write_text(folder / "table.csv", self.table.to_csv(), follow=False)
+        write_text(folder / "runs.csv", self.all_rows.to_csv(), follow=False)
         page = render_page(
             "runs.html",
             data_name=self.data_name,
@@ -126,7 +126,7 @@ class RepeatedComparison:
             runs=_rows(self.runs, links),
             command=command,
         )
-        write_text(folder / "index.html", page)
+        write_text(folder / "index.html", page, follow=False)
         warn_of_others(folder, [run.folder for run in self.runs if run.methods])
         return folder
 
