@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from pyro_bnn.cli import main as cli
 
@@ -16,9 +16,9 @@ class Result(NamedTuple):
     err: str
 
 
-def run(*args: str | Path) -> Result:
-    """The command line in this process."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
+def run(*args: str | Path, out: TextIO | None = None, err: TextIO | None = None) -> Result:
+    """The command line in this process, with other standard streams, of which nothing is read."""
+    said, told = StringIO(), StringIO()
+    with redirect_stdout(out or said), redirect_stderr(err or told):
         code = cli.main([str(arg) for arg in args])
-    return Result(code, out.getvalue(), err.getvalue())
+    return Result(code, said.getvalue(), told.getvalue())

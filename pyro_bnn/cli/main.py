@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import shlex
 import sys
@@ -24,6 +25,7 @@ from pyro_bnn.cli.terminal import (
     USAGE_ERROR,
     fail,
     plain_notes,
+    standard_streams,
     usage,
 )
 from pyro_bnn.errors import (
@@ -48,8 +50,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Errors of usage, such as an option that does not suit the method, become one line and exit code
     2; those of data, files, disks and fits that diverge one line and 1; a verdict that --fail-on
-    names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130; any other
-    exception is a bug and keeps its traceback.
+    names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130; a standard
+    output that does not take all that is printed one line at the end and 1; any other exception is
+    a bug and keeps its traceback.
 
     Args:
         args: Arguments after the program's name; by default those of the process.
@@ -60,9 +63,16 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         _collect_less()
     args = sys.argv[1:] if args is None else list(args)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # no terminal's encoding may end a long run
-            stream.reconfigure(errors="replace")
+    with standard_streams() as out:
+        code = _run(args)
+        with contextlib.suppress(BrokenPipeError):
+            out.flush()
+        if out.failure and not code:
+            code = fail(f"cannot write to standard output: {out.failure}", FAILURE)
+    return code
+
+
+def _run(args: Sequence[str]) -> int:
     program: Any = typer.main.get_command(app)
     try:
         if args and (chosen := program.commands.get(args[0])):

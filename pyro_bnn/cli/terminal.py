@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import logging
+import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -64,6 +68,54 @@ def plain_notes() -> Iterator[None]:
             yield
         finally:
             logger.removeHandler(handler)
+
+
+class Stream:
+    """Standard output or error, which drops what its file does not take: the run goes on.
+
+    A pipe that nobody reads is an error all the same, as of any program.
+
+    Attributes:
+        failure: Why something was dropped, or nothing.
+    """
+
+    def __init__(self, file: Any) -> None:
+        if hasattr(file, "reconfigure"):  # no terminal's encoding may end a long run
+            file.reconfigure(errors="replace")
+        self._file, self.failure = file or io.StringIO(), ""  # a closed one takes anything
+
+    def write(self, text: str) -> int:
+        """Write a text, and return its length."""
+        return self._try(self._file.write, text) or len(text)
+
+    def flush(self) -> None:
+        """Give the file what was written."""
+        self._try(self._file.flush)
+
+    def _try(self, do: Callable[..., Any], *args: str) -> Any:
+        try:
+            return do(*args)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # what waits to be written has nowhere to go
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+            if error.errno == errno.EPIPE:
+                raise
+            self.failure = error.strerror or str(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextmanager
+def standard_streams() -> Iterator[Stream]:
+    """What is written to standard output and error goes through such streams; gives the output."""
+    out, err = sys.stdout, sys.stderr
+    standard: Any = Stream(out)
+    sys.stdout, sys.stderr = standard, cast(Any, Stream(err))
+    try:
+        yield standard
+    finally:
+        sys.stdout, sys.stderr = out, err
 
 
 def usage(error: Any) -> str:
