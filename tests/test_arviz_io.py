@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -403,6 +404,29 @@ def test_a_truncated_file_is_refused(tmp_path: Path, content: bytes, keep: float
     path.write_bytes(content[: int(keep * len(content))])
     with pytest.raises(FileFormatError, match="is truncated or not NetCDF"):
         arviz_io.load_netcdf(path)
+
+
+def test_no_bit_of_a_file_flips_unnoticed(tmp_path: Path, content: bytes) -> None:
+    """Of coordinates and options too, of which HDF5 has no checksum."""
+    path, end = tmp_path / "a.nc", len(content) - len(netcdf.MARK) - 4
+    for place in {*range(0, end, 997), *range(end + len(netcdf.MARK), len(content))}:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises(FileFormatError, match=r"a\.nc is damaged, as its checksum is not"):
+            arviz_io.load_netcdf(path)
+    assert content[end:-4] == netcdf.MARK
+
+
+def test_a_file_without_a_checksum_is_read(tmp_path: Path, content: bytes) -> None:
+    """One of an earlier version, of ArviZ, or one that another program has changed."""
+    path, added = tmp_path / "a.nc", len(netcdf.MARK) + 4
+    path.write_bytes(content)
+    tree = arviz_io.load_netcdf(path)
+    path.write_bytes(content[:-added])
+    assert arviz_io.load_netcdf(path).identical(tree)
+    path.write_bytes(content)
+    with h5py.File(path, "r+") as file:
+        file["posterior/f"][...] = 7
+    assert (arviz_io.load_netcdf(path)["posterior/f"] == 7).all()
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -2,16 +2,18 @@
 
 A file may declare arrays of any size, packed a thousandfold or not there at all, links to other
 files, and groups that hold themselves. What it declares is added up as bytes of memory, within a
-bound that its size and the machine set.
+bound that its size and the machine set. Behind the last byte of NetCDF, where its readers do not
+look, stands a checksum of all bytes before it: a file without one is of another program, or older.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 VARIABLE_BYTES = 1 << 16  # bytes of a variable's header in a file
 FLOOR = 256 << 20  # bytes that any file may declare
 PACKED = 1032  # a larger file may declare its size times this, the most that deflate compresses
+MARK = b"\npyro_bnn CRC-32 "
+BLOCK = 1 << 20  # bytes that are read at once
 PIECE_BYTES = 1 << 10  # bytes added for each string or chunk of an array
 
 
@@ -48,6 +52,8 @@ def save_netcdf(tree: DataTree, path: str | os.PathLike[str], *, follow: bool = 
         with output(path, follow=follow) as partial:
             _require_room(partial, tree)
             tree.to_netcdf(partial, engine="h5netcdf", encoding=_compression(tree))
+            with partial.open("r+b") as file:
+                file.write(_seal(file, partial.stat().st_size))
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error}; give a file name in a folder that exists and is "
@@ -93,7 +99,7 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
         The tree, equal to the one that was saved.
 
     Raises:
-        FileFormatError: If the file is missing, truncated, not NetCDF, declares far more than its
+        FileFormatError: If the file is missing, damaged, not NetCDF, declares far more than its
             size, links to another file, or has no ArviZ group.
     """
     import h5py
@@ -103,12 +109,15 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}; expected a NetCDF file of save_netcdf")
     try:
+        _check_seal(path)
         with h5py.File(path, "r") as file:
             _Look(path.stat().st_size).at(file)
         with xr.open_datatree(
             path, engine="h5netcdf", decode_times=False, decode_timedelta=False
         ) as opened:
             tree: DataTree = opened.load().map_over_datasets(lambda data: data.drop_encoding())
+    except FileFormatError:
+        raise
     except Exception as error:  # of xarray and HDF5: whatever a damaged file makes of them
         reason = str(error).strip().splitlines()[:1]
         raise FileFormatError(
@@ -120,6 +129,32 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
             f"{sorted(map(str, tree.children)) or 'none'}"
         )
     return tree
+
+
+def _seal(file: IO[bytes], size: int) -> bytes:
+    """The mark and CRC-32 of so many first bytes of a file, which is then at their end."""
+    found = 0
+    for start in range(0, size, BLOCK):
+        found = zlib.crc32(file.read(min(BLOCK, size - start)), found)
+    return MARK + found.to_bytes(4, "little")
+
+
+def _check_seal(path: Path) -> None:
+    """Checks the checksum of a file that has one.
+
+    Raises:
+        FileFormatError: If it is not that of what stands before it.
+    """
+    size = path.stat().st_size - len(MARK) - 4
+    with path.open("rb") as file:
+        file.seek(max(0, size))
+        end = file.read()
+        file.seek(0)
+        if end.startswith(MARK) and end != _seal(file, size):
+            raise FileFormatError(
+                f"{path} is damaged, as its checksum is not that of its contents: take a copy of "
+                "it, or write it again"
+            )
 
 
 class _Look:
