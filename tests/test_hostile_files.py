@@ -478,11 +478,30 @@ def test_fits_of_wrong_values(
     change: Change, reason: str, targets: dict[str, Target], tmp_path: Path
 ) -> None:
     document = json.loads(targets["fit.json"].content)
+    del document["crc32"]  # as in those of before
     change(document)
     (tmp_path / FIT_FILE).write_text(json.dumps(document))
     (tmp_path / "posterior.safetensors").write_bytes(targets["posterior.safetensors"].content)
     with pytest.raises(FileFormatError, match=reason):
         SavedFit.load(tmp_path)
+
+
+def test_no_bit_of_a_fit_flips_unnoticed(targets: dict[str, Target], tmp_path: Path) -> None:
+    """But one of the name of the checksum, or one that leaves all values as they are."""
+    content = targets["fit.json"].content
+    for name in FILES:
+        (tmp_path / name).write_bytes(targets[name].content)
+    document, path, num_same = json.loads(content), tmp_path / FIT_FILE, 0
+    del document["crc32"]
+    for place in range(0, len(content), 3):
+        flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        path.write_bytes(flipped)
+        with contextlib.suppress(FileFormatError):
+            SavedFit.load(tmp_path)
+            found = json.loads(flipped)
+            assert {name: found[name] for name in document} == document
+            num_same += 1
+    assert num_same < 10
 
 
 def test_a_fit_is_replaced_whole_or_not_at_all(

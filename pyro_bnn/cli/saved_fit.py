@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import typing
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,7 @@ class SavedFit:
         del document["posterior"], document["novelty"]
         document |= {"method": self.posterior.method, "seed": self.posterior.seed}
         document["versions"] = dict(versions())
+        document["crc32"] = _crc32(document)
         text = json.dumps(document, indent=1, ensure_ascii=False)
         with (  # all are written before any takes its place
             written(folder / FIT_FILE, follow=False) as fit,
@@ -194,7 +196,17 @@ def _document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not of 'pyro-bnn fit'")
     require_version(document, VERSION, path)
+    if "crc32" in document and document.pop("crc32") != _crc32(document):
+        raise FileFormatError(
+            f"{path} is damaged, as its checksum is not that of its contents: take a copy of it, "
+            "or fit again"
+        )
     return document
+
+
+def _crc32(document: Mapping[str, Any]) -> int:
+    """The checksum of a document, which those of before have not."""
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
