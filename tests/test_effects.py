@@ -219,6 +219,49 @@ def test_models_outside_the_contract_are_refused(
     assert (CORRECTED in str(caught.value)) is shows
 
 
+POINTS: dict[str, Any] = {
+    "an event": dist.Delta(torch.tensor(2.0)).to_event(0),
+    "expanded": dist.Delta(torch.tensor(2.0)).expand([2]).to_event(1),
+    "masked": dist.Delta(torch.ones(2), event_dim=1).mask(torch.ones(()) > 0),
+    "transformed": dist.TransformedDistribution(
+        dist.Delta(torch.ones(2)).to_event(1), [dist.transforms.ExpTransform()]
+    ),
+    "values": dist.Empirical(torch.arange(3.0), torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("prior", POINTS.values(), ids=POINTS)
+def test_a_prior_without_a_density_is_refused(prior: Any) -> None:
+    """A sampler went on for minutes without a word, at densities of minus infinity."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        scale = pyro.sample("scale", prior).sum()
+        f = pyro.deterministic("f", x @ weights() * scale)
+        with pyro.plate("data", x.shape[0]):
+            return observe(f, y)
+
+    kind = "Empirical" if isinstance(prior, dist.Empirical) else "Delta"
+    expected = f"the prior of 'scale' is {kind}, which has no density .*deterministic.'scale', val"
+    for taken in (model, poutine.scale(model, 2.0)):
+        with pytest.raises(SiteError, match=expected):
+            Program(taken, *data())
+    with pytest.raises(SiteError, match=expected):
+        guides.AutoNormal(model).setup(data()[0])
+
+
+def test_what_is_to_be_written_for_a_point_is_a_model() -> None:
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        scale = pyro.deterministic("scale", torch.tensor(2.0))
+        f = pyro.deterministic("f", x @ weights() * scale)
+        with pyro.plate("data", x.shape[0]):
+            return observe(f, y)
+
+    x, y = data()
+    program, z = Program(model, x, y), torch.tensor([0.5, -1.0, 2.0])
+    assert [site.name for site in program.sites] == ["w"]
+    assert_close(program.function(z, x), 2.0 * (x @ z)[:, None])
+
+
 @pytest.mark.parametrize("columns", [1, None])
 def test_f_of_one_dimension_is_a_column(columns: int | None) -> None:
     x, y = data()

@@ -111,7 +111,7 @@ def trace_model(
         kwargs: Its keyword arguments.
 
     Raises:
-        SiteError: If a latent site is discrete, or the model has none.
+        SiteError: If a latent site is discrete or has no density, or the model has none.
     """
     with unseen(model), Starting():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
@@ -142,8 +142,17 @@ def trace_model(
 
 
 def _check_support(name: str, fn: Distribution) -> None:
-    """Check that there is a map from unconstrained numbers onto the support of a latent site."""
+    """Check that a latent site has a density, and a map from unconstrained numbers onto it."""
     kind = type(base_distribution(fn)).__name__
+    point: Any = fn
+    while hasattr(point, "base_dist"):  # of events, masks, transforms
+        point = point.base_dist
+    if isinstance(point, dist.Delta | dist.Empirical):
+        raise SiteError(
+            f"the prior of {name!r} is {type(point).__name__}, which has no density to sample or "
+            f"fit: write pyro.deterministic({name!r}, value) where the value is known, and give it "
+            "a prior with a density, such as a narrow Normal, where it is to be inferred"
+        )
     if not fn.has_rsample and _base(fn.support).is_discrete:
         raise SiteError(
             f"the latent site {name!r} is discrete ({kind}); sum it out in the model, as by "
