@@ -56,6 +56,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+strip_signature_backslash = True  # and napoleon keeps the underscore of ``posterior_``
 
 suppress_warnings = ["mystnb.unknown_mime_type", "config.cache"]
 
@@ -63,6 +64,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "pyro_bnn"
 html_extra_path = ["_extra"]
 html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

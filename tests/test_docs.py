@@ -18,6 +18,7 @@ import pytest
 import typer
 
 import pyro_bnn
+from tests.report.browser import find_programs, start
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -100,6 +101,24 @@ def test_every_link_leads_to_a_file(path: Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+def test_every_page_is_in_a_table_of_contents() -> None:
+    """Without Sphinx; a page that is in none is a warning, so an error, of ``make docs``."""
+    listed = {
+        (path.parent / name).with_suffix("").resolve()
+        for path in (ROOT / "docs").rglob("*.md")
+        for block in re.findall(r"```{toctree}\n(.*?)```", path.read_text(), re.DOTALL)
+        for name in re.findall(r"^([\w./]+)$", block, re.MULTILINE)
+    }
+    pages = [path for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    pages += (ROOT / "benchmarks").glob("*.md")
+    index = ROOT / "docs" / "index.md"
+    assert [page for page in pages if page != index and page.with_suffix("") not in listed] == []
+
+
+def test_continuous_integration_builds_the_site() -> None:
+    assert "\nmake docs\n" in (ROOT / ".ci" / "run").read_text()
+
+
 def test_the_first_screens_ratios_are_those_of_the_stored_run() -> None:
     rows = json.loads((ROOT / "benchmarks" / "results" / "svi.json").read_text())["rows"]
     small = {r["contender"]: r["ratio"] for r in rows if (r["net"], r["batch"]) == ("10-50-1", 128)}
@@ -146,6 +165,45 @@ def test_formulas_are_mathml_and_a_wrong_one_is_told() -> None:
     assert mathml.mathml(nodes.math(text="x"), display=False) == "<math><mi>x</mi></math>"
     with pytest.raises(mathml.LatexError, match="nonsense"):
         mathml.CONVERTER.convert_with_local_state(r"\nonsense", displaystyle=False)
+
+
+@pytest.fixture(scope="module")
+def page_of_estimators(generate: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site of one page, the API of ``pyro_bnn.sklearn``, under the settings of the whole site."""
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "index.rst").write_text(generate.api()["sklearn"])
+    options = ["-q", "-c", str(ROOT / "docs"), "-b", "html"]  # no -W: links lead out of this page
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(folder), str(folder / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "html" / "docs" / "index.html"
+
+
+@pytest.mark.slow("builds a page with Sphinx")
+def test_fitted_attributes_keep_their_underscore(page_of_estimators: Path) -> None:
+    """docutils takes ``posterior_`` for a link to ``posterior``."""
+    text = page_of_estimators.read_text()
+    for name in ("posterior_", "classes_", "seed_", "n_features_in_"):
+        assert f"<strong>{name}</strong>" in text
+        assert f"<strong>{name[:-1]}</strong>" not in text
+
+
+@pytest.mark.slow("builds a page with Sphinx, in a browser")
+def test_a_page_of_the_api_fits_a_narrow_screen(page_of_estimators: Path, tmp_path: Path) -> None:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    with start(programs, tmp_path) as browser:
+        browser.open(page_of_estimators, 390)
+        article = "document.querySelector('.bd-article-container')"
+        widths = browser.run(f"return [{article}.scrollWidth, {article}.clientWidth]")
+    assert widths == [390, 390]
 
 
 @pytest.mark.soak
