@@ -76,4 +76,4 @@ def _is_cut(path: Path) -> bool:
     if len(head) < ELF.size:
         return True
     mark, start, size, count = ELF.unpack(head)
-    return mark == b"\x7fELF" and path.stat().st_size < start + size * count
+    return bool(mark == b"\x7fELF" and path.stat().st_size < start + size * count)
