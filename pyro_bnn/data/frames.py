@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyro_bnn.data.arrays import ArrayLike, column_names, column_order
+from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order
 from pyro_bnn.data.csv_file import Fields, Target, encode
 from pyro_bnn.data.labels import Task, check_task
 from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
@@ -130,14 +130,39 @@ def _fields(frame: Any, min_columns: int = 2) -> Fields:
             f"{FRAME} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
             "in frame.columns = [...]"
         )
+    header, plain = list(frame.columns), {}
+    if len(set(header)) == len(header):  # Fields refuses others
+        plain = {name: values for name in header if (values := _plain(frame[name])) is not None}
+    text = {name: np.array(_texts(own), object) for name, own in frame.items() if name not in plain}
     return Fields(
         source=FRAME,
         name=FRAME,
-        header=list(frame.columns),
-        rows=list(map(list, zip(*(_texts(own) for _, own in frame.items()), strict=True))),
-        places=[f"row {label!r}" for label in frame.index.tolist()],
+        header=header,
+        plain=plain,
+        text=text,
+        rows=FrameRows(frame),
+        place=lambda row: f"row {frame.index[[row]].tolist()[0]!r}",
         min_columns=min_columns,
     )
+
+
+class FrameRows:
+    """The rows of a data frame as text."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+
+    def __iter__(self) -> Iterator[list[str]]:
+        columns = (_texts(own) for _, own in self._frame.items())
+        return map(list, zip(*columns, strict=True))
+
+
+def _plain(column: Any) -> np.ndarray[Any, Any] | None:
+    """A column of finite numbers below 2^53, float64; nothing of any other."""
+    if getattr(column.dtype, "kind", "O") not in "fiu" or column.isna().any():
+        return None
+    values = column.to_numpy()
+    return values.astype(np.float64) if (np.abs(values) < EXACT).all() else None
 
 
 def _texts(column: Any) -> list[str]:

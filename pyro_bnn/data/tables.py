@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Float
@@ -18,12 +19,25 @@ from pyro_bnn.errors import DataError
 from pyro_bnn.files.atomic import is_stream
 
 STANDARD = Path("-")  # input or output
-BLOCK = 1 << 24  # characters that are read at once
-LONGEST_LINE = 1 << 26  # characters; a row of a million numbers takes a third of this
+BLOCK = 1 << 24  # bytes that are read at once
+LONGEST_LINE = 1 << 26  # bytes; a row of a million numbers takes a third of this
 
 
 def read_text(path: Path, *, once: bool = False) -> str:
     """Read a text file.
+
+    Args:
+        path: The file.
+        once: As in :func:`read_bytes`.
+
+    Raises:
+        DataError: As :func:`read_bytes`.
+    """
+    return read_bytes(path, once=once).decode()
+
+
+def read_bytes(path: Path, *, once: bool = False) -> bytes:
+    """Read the bytes of a text file in UTF-8, without a byte order mark.
 
     Args:
         path: The file.
@@ -32,7 +46,7 @@ def read_text(path: Path, *, once: bool = False) -> str:
 
     Raises:
         DataError: If it is missing, cannot be read, is empty, is not UTF-8 text, or has a line of
-            more than 64 Mi characters, which ends the reading.
+            more than 64 Mi bytes, which ends the reading.
     """
     is_standard = once and path == STANDARD
     if not (is_standard or path.is_file() or (once and is_stream(path))):
@@ -40,29 +54,30 @@ def read_text(path: Path, *, once: bool = False) -> str:
     try:
         source = contextlib.nullcontext(sys.stdin.buffer) if is_standard else path.open("rb")
         with source as stream:
-            file = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-            text = "".join(_blocks(file, path))
-            file.detach()
+            data = b"".join(_blocks(stream, path)).removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    try:
+        if not data.isascii():
+            data.decode()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{str(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from error
-    except OSError as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    if not text.strip():
+    if not data.strip():
         raise DataError(f"{str(path)!r} is empty")
-    return text
+    return data
 
 
-def _blocks(file: TextIO, path: Path) -> Iterator[str]:
-    length = 0  # characters of the line so far
-    while block := file.read(BLOCK):
-        end = max(block.rfind("\n"), block.rfind("\r"))
+def _blocks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    length = 0  # bytes of the line so far
+    while block := stream.read(BLOCK):
+        end = max(block.rfind(b"\n"), block.rfind(b"\r"))
         length = length + len(block) if end < 0 else len(block) - end - 1
         if length > LONGEST_LINE:
             raise DataError(
-                f"{str(path)!r} has a line of more than {LONGEST_LINE:,} characters: it is no "
-                "table with a row a line"
+                f"{str(path)!r} has a line of more than {LONGEST_LINE:,} bytes: it is no table "
+                "with a row a line"
             )
         yield block
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.csv_file import read_csv
+from pyro_bnn.data.csv_file import Fields, read_csv
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 DOUBLE = torch.float64
@@ -238,4 +238,61 @@ def test_an_unclosed_quote_and_a_field_too_long(path: Path) -> None:
 
 def test_a_missing_file(path: Path) -> None:
     with pytest.raises(DataError, match=re.escape(f"no file {str(path)!r}")):
+        read_csv(path)
+
+
+def test_numbers_are_those_of_python_to_the_last_bit(path: Path) -> None:
+    """Where pandas reads a column, and where one more field makes the package read it."""
+    values = torch.randn(2_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    texts = [repr(v * 10.0**k) for k, v in enumerate(values.tolist(), start=-1_000) if k < 15]
+    texts = [text for text in texts if 0 < abs(float(text)) < 2**53]
+    path.write_text("a,b,y\n" + "".join(f"{text}, {text},1\n" for text in texts))
+    found = read_csv(path).data.x[:, 0].tolist()
+    assert len(found) > 300
+    assert found == [float(text) for text in texts]
+    fields = Fields.read(path)
+    assert set(fields.plain) == {"a", "b", "y"}
+    assert list(fields.rows) == [[text, text, "1"] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("a,b\n1,2\n3,4\n", {"a", "b"}),
+        ("a,b\n1,007\n3,4\n", set()),  # a code: neither whole number is taken for plain
+        ("a,b\n1.0,007\n3.0,4\n", {"a"}),
+        ("a,b\n1,inf\n3,4\n", {"a"}),
+        ("a,b\n1,9007199254740993\n3,4\n", {"a"}),
+        ("a,b\n1,True\n3,False\n", {"a"}),
+        ('a,b\n"1",2\n3,4\n', {"a", "b"}),
+        ("a;b\n1;2\n\n3;4\n", {"a", "b"}),
+        ("a\tb\r\n1\t2\r\n3\t4", {"a", "b"}),
+        ("a,b\n1,\n3,4\n", {"a"}),
+    ],
+)
+def test_what_is_no_plain_number_is_kept_as_it_stands(
+    path: Path, text: str, plain: set[str]
+) -> None:
+    path.write_bytes(text.encode())
+    fields = Fields.read(path)
+    assert set(fields.plain) == plain
+    assert set(fields.text) == {"a", "b"} - plain
+    rows = list(fields.rows)
+    assert len(fields) == len(rows) == 2
+    for place, name in enumerate(("a", "b")):
+        assert fields.column(name).tolist() == [row[place] for row in rows]
+
+
+def test_a_row_is_found_by_its_line(path: Path) -> None:
+    path.write_text('a,b\n\n1,"x\ny"\n3,\n')
+    with pytest.raises(DataError, match="missing values: 'b' in 1 row of 2, first in line 5"):
+        read_csv(path)
+    assert Fields.read(path).place(0) == "line 4"
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2,\n3,4,\n", "a,b\n1,2,3\n4,5,6\n", "a,b\n1,2\n3\n"])
+def test_rows_of_another_length_are_refused(path: Path, text: str) -> None:
+    """Pandas takes a first column for an index, or drops a last one, where lines are too long."""
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"line [23]: expected 2 fields as in the header, got [13]"):
         read_csv(path)

@@ -338,7 +338,7 @@ def test_a_line_without_end_is_refused_before_it_is_read(folder: Path) -> None:
     path = folder / "line.csv"
     with path.open("wb") as file:
         file.truncate(2**33)  # 8 GiB of zero bytes that take no room
-    with pytest.raises(DataError, match=r"line of more than 67,108,864 characters"):
+    with pytest.raises(DataError, match=r"line of more than 67,108,864 bytes"):
         load(path)
     path.unlink()
 

@@ -11,12 +11,13 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.infer.svi.paired import FEWEST, MOST, PairedObjective
+from pyro_bnn.infer.svi.paired import FEWEST, MOST, PairedObjective, rows_of_a_pair
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 SHARE = 0.25  # of the time of the steps so far, that a comparison may take
 SECONDS_A_STEP = 1e-4  # of the smallest network
+SECONDS_A_ROW = 3e-6  # of a pair, beside its products: noise of rows, functions of layers
 PRODUCTS_A_SECOND = 1e10  # of numbers, in a forward or a backward pass
 
 LossAt = Callable[[Sequence[Tensor], Sequence[Tensor], Batch, Estimator | None], Tensor]
@@ -74,5 +75,8 @@ def most_pairs(num_latents: int, batches: Batches, num_steps: int) -> int:
     num_rows = len(batches.whole.x)
     rows_a_step = batches.size if isinstance(batches, Minibatches) else num_rows
     step = SECONDS_A_STEP + 6 * rows_a_step * num_latents / PRODUCTS_A_SECOND
-    pair = 8 * num_rows * num_latents / PRODUCTS_A_SECOND
+    rows = rows_of_a_pair(num_rows)
+    pair = 8 * rows * num_latents / PRODUCTS_A_SECOND
+    if rows < num_rows:
+        pair += rows * SECONDS_A_ROW
     return int(min(max(SHARE * num_steps * step / pair, FEWEST), MOST))

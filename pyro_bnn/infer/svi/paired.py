@@ -1,4 +1,4 @@
-r"""Snapshots of one guide compared at the same noise, on all rows.
+r"""Snapshots of one guide compared at the same noise, on all rows or, of many, on parts of them.
 
 .. math:: \delta_s = \tfrac12 \sum_{\pm} \bigl[\mathcal L(\theta_b; \pm\epsilon_s)
           - \mathcal L(\theta_a; \pm\epsilon_s)\bigr]
@@ -6,6 +6,10 @@ r"""Snapshots of one guide compared at the same noise, on all rows.
 What is odd in the noise drops out of a pair. Beside two draws apart, a pair had 0.7 to 1.5 times
 the variance on networks. Of independent Gaussian weights in linear layers the outputs of layers
 are drawn in place of the weights: a tenth of the variance or less.
+
+Of a large table each pair has a part of the rows of its own, from a random partition, whose
+likelihood is scaled by N/n; the standard error over pairs is that of draws and of rows. A part of
+32,768 of 900,000 rows makes a pair 27 times as fast.
 """
 
 from __future__ import annotations
@@ -28,10 +32,17 @@ FEWEST, MOST = 4, 2_048  # pairs of draws
 AT_ONCE = 16  # pairs of one batch
 ROWS, NUMBERS = 4_096, 1 << 22  # rows, and intermediate numbers, at once
 NUMBERS_A_ROW = 64  # of them for a row and draw, at least
+PART = 1 << 15  # rows of a pair, of a table of more than twice as many
 STREAM = 211  # of random numbers, beside those of starts and steps
+
 
 Values = Sequence[Tensor]
 Objective = Callable[[Values, Sequence[Tensor], Batch], Tensor]
+
+
+def rows_of_a_pair(num_rows: int) -> int:
+    """How many rows a pair of draws has: all of them, or of a large table a part."""
+    return PART if num_rows > 2 * PART else num_rows
 
 
 class PairedObjective:
@@ -63,10 +74,14 @@ class PairedObjective:
         self._seed, self._estimator, self._is_exact = seed, estimator, is_exact
         num_rows = len(whole.x)
         a_row = max(NUMBERS_A_ROW, estimator.row_numbers if estimator else 0)
-        size = num_rows if needs_all_rows else min(ROWS, num_rows, max(NUMBERS // a_row, 1))
-        parts = zip(whole.x.split(size), whole.y.split(size), strict=True)
-        self._rows = [Batch(x, y) for x, y in parts]
-        self._shares = [len(rows.x) / num_rows for rows in self._rows]
+        rows = ROWS
+        self._parts: tuple[Tensor, ...] = ()
+        if rows_of_a_pair(num_rows) < num_rows and not (is_exact or needs_all_rows):
+            order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+            self._parts = order.to(whole.x.device).tensor_split(num_rows // PART)
+            rows = len(self._parts[0])
+        size = num_rows if needs_all_rows else min(rows, num_rows, max(NUMBERS // a_row, 1))
+        self._whole, self._size = whole, size
         self._at_once = max(1, min(AT_ONCE, NUMBERS // (size * a_row)))
         self._is_batched = True
 
@@ -77,15 +92,16 @@ class PairedObjective:
         """
         generator = self._generator()
         if self._is_exact:
-            (a,), (b,) = (self._at(values, 1, generator) for values in (before, after))
+            (a,), (b,) = (self._at(values, 0, 1, generator) for values in (before, after))
             return float(b - a), 0.0
         deltas = torch.empty(0, dtype=torch.float64)
         while True:
             state = generator.get_state()
-            count = min(self._at_once, max(most, FEWEST) - len(deltas))
-            a = self._at(before, count, generator)
+            done = len(deltas)
+            count = min(self._at_once, max(most, FEWEST) - done)
+            a = self._at(before, done, count, generator)
             generator.set_state(state)
-            b = self._at(after, count, generator)
+            b = self._at(after, done, count, generator)
             deltas = torch.cat([deltas, (b - a).cpu()])
             if len(deltas) < FEWEST:
                 continue
@@ -99,29 +115,44 @@ class PairedObjective:
         scores = []
         for values in snapshots:
             generator = self._generator()
-            draws = torch.cat(
-                [
-                    self._at(values, self._at_once, generator)
-                    for _ in range(-(-AT_ONCE // self._at_once))
-                ]
-            )
+            starts = range(0, 1 if self._is_exact else AT_ONCE, self._at_once)
+            draws = torch.cat([self._at(values, done, self._at_once, generator) for done in starts])
             score = float(draws.mean())
             scores.append(score if math.isfinite(score) else -math.inf)
         return sorted(range(len(scores)), key=lambda k: -scores[k])[:count]
 
     def _generator(self) -> torch.Generator:
-        device = self._rows[0].x.device
+        device = self._whole.x.device
         return torch.Generator(device).manual_seed(derived_seed(self._seed, STREAM))
 
-    def _at(self, values: Values, num_pairs: int, generator: torch.Generator) -> Tensor:
-        """The objective at pairs of draws ``[D]``, over all rows."""
-        noise = self._draw_noise(num_pairs, generator)  # [D, M]
-        total = torch.zeros(num_pairs, dtype=torch.float64, device=noise.device)
+    def _at(self, values: Values, done: int, count: int, generator: torch.Generator) -> Tensor:
+        """The objective at pairs of draws ``[D]`` after ``done`` others, each over its rows."""
+        noise = self._draw_noise(count, generator)  # [D, M]
+        if not self._parts:
+            return self._over(values, noise, self._whole, generator)
+        pairs = [
+            self._over(values, noise[k : k + 1], self._part(done + k), generator)
+            for k in range(count)
+        ]
+        return torch.cat(pairs)
+
+    def _part(self, pair: int) -> Batch:
+        """The rows of a pair of draws, of a large table."""
+        rows = self._parts[pair % len(self._parts)]
+        return Batch(self._whole.x[rows], self._whole.y[rows])
+
+    def _over(
+        self, values: Values, noise: Tensor, whole: Batch, generator: torch.Generator
+    ) -> Tensor:
+        """The objective at pairs of draws ``[D]``, as a mean over blocks of rows."""
+        total = torch.zeros(len(noise), dtype=torch.float64, device=noise.device)
+        parts = zip(whole.x.split(self._size), whole.y.split(self._size), strict=True)
         with torch.no_grad():
-            for rows, share in zip(self._rows, self._shares, strict=True):
+            for rows in (Batch(x, y) for x, y in parts):
+                share = len(rows.x) / len(whole.x)
                 of_rows: tuple[Tensor, ...] = ()
                 if self._estimator is not None and self._estimator.row_numbers:
-                    of_rows = (self._estimator.row_noise(num_pairs, len(rows.x), generator),)
+                    of_rows = (self._estimator.row_noise(len(noise), len(rows.x), generator),)
                 signs = (1.0,) if self._is_exact else (1.0, -1.0)
                 for sign in signs:
                     signed = [sign * part for part in (noise, *of_rows)]
