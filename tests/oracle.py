@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
+from scipy.optimize import brentq
+from scipy.stats import norm
 from torch import Tensor
 
 
@@ -109,6 +113,16 @@ class LinearGaussian:
         """Posterior predictive mean and sd ``[N]`` of y at x ``[N, I]``."""
         mean, sd = self.function_moments(x)
         return mean, (sd**2 + self.noise**2).sqrt()
+
+
+def mixture_quantile(loc: Tensor, sd: Tensor, level: float) -> np.ndarray[Any, Any]:
+    """Quantile ``[N]`` of an equal mixture of Gaussians ``[S, N]``, by SciPy's root finder."""
+
+    def excess(q: float, n: int) -> float:
+        return float(norm.cdf(q, loc[:, n].numpy(), sd[:, n].numpy()).mean() - level)
+
+    low, high = float((loc - 9 * sd).min()), float((loc + 9 * sd).max())
+    return np.array([brentq(excess, low, high, args=(n,), xtol=1e-15) for n in range(loc.shape[1])])
 
 
 def linear_gaussian(

@@ -28,7 +28,7 @@ from pyro_bnn.predictive.predict import predict
 from pyro_bnn.predictive.prediction import StreamedPrediction
 from pyro_bnn.program.random_state import isolated
 from tests.guides.exact import exact_posterior
-from tests.oracle import design, linear_gaussian, log_normal
+from tests.oracle import design, linear_gaussian, log_normal, mixture_quantile
 
 NUM_DRAWS = 4_000
 
@@ -302,12 +302,13 @@ def test_the_table_of_numbers_has_the_moments_and_quantiles() -> None:
     frame = prediction.to_frame(level=0.5)
     names = ("mean", "median", "sd", "low", "high", "sd_epistemic", "sd_aleatoric")
     assert list(frame.columns) == [f"predicted_{name}" for name in names]
-    draws = prediction.draws[..., 0].numpy()
+    f = prediction.function_draws[..., 0]
+    sd = torch.full_like(f, oracle.noise)
     expected = {
-        "mean": prediction.function_draws[..., 0].numpy().mean(0),
-        "median": np.median(draws, 0),
-        "low": np.quantile(draws, 0.25, 0),
-        "high": np.quantile(draws, 0.75, 0),
+        "mean": f.numpy().mean(0),
+        "median": mixture_quantile(f, sd, 0.5),
+        "low": mixture_quantile(f, sd, 0.25),
+        "high": mixture_quantile(f, sd, 0.75),
     }
     for name, values in expected.items():
         np.testing.assert_allclose(frame[f"predicted_{name}"], values, rtol=1e-10)

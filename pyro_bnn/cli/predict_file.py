@@ -24,7 +24,7 @@ from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
 from pyro_bnn.diagnostics.novelty import LEVEL, Novelty
 from pyro_bnn.diagnostics.scores import accuracy, rmse
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
-from pyro_bnn.files.atomic import check_file, write_text
+from pyro_bnn.files.atomic import check_file, written
 from pyro_bnn.memory import GIB
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.predictive.draws import Draws
@@ -37,6 +37,9 @@ RATIO = "uncertainty_vs_training"
 DISTANCE, P_VALUE = "distance_to_training", "distance_p_value"
 ROUNDING = 1e-4  # relative rounding of a training row in another batch
 PLACES = ("mean", "median", "low", "high")  # in the units of the target
+MOST_ROW_DRAWS = 10**8  # rows times draws that are predicted unless more draws are asked for
+FEWEST_DRAWS = 100
+ROWS_WRITTEN, ROWS_MEASURED = 10_000, 50_000  # at once
 KEPT = 64  # bytes of a number at a draw: f, the mean, variance and a draw of y, up to float64
 DIGITS = 7  # significant digits of a number, or of its distance from 0 in interval widths
 
@@ -48,9 +51,9 @@ class FilePredictions:
     Attributes:
         rows: The rows.
         columns: Predictions by name of their column, ``[N]`` each: numbers, or names of classes.
-        epistemic: Epistemic uncertainty of each row ``[N]`` under the draws that measured the
-            training rows, in the model's units.
-        training: That of the training rows.
+        epistemic: Epistemic uncertainty of each row ``[N]`` in the model's units.
+        training: That of the training rows, under the same draws.
+        note: On fewer draws than usual, or nothing.
         scores: Lines on how the predictions compare with the file's target; none without it.
         starts: How the columns of each target begin; none for classes.
         novelty: The training rows that the rows are measured to.
@@ -61,6 +64,7 @@ class FilePredictions:
     columns: dict[str, np.ndarray]
     epistemic: np.ndarray
     training: Uncertainty
+    note: str
     scores: list[str]
     starts: tuple[str, ...]
     novelty: Novelty
@@ -81,27 +85,35 @@ class FilePredictions:
         """``epistemic`` over the median of the training rows ``[N]``; NaN where there is none."""
         return self.epistemic / (self.training.median or math.nan)
 
-    @property
-    def text(self) -> str:
-        """The file's columns as they were, then the predictions; the file's separator."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, delimiter=self.rows.file.separator, lineterminator="\n")
-        writer.writerow([*self.rows.file.header, *self.columns])
+    def text(self) -> Iterator[str]:
+        """The file's columns as they were, then the predictions, some rows at a time."""
         widths = {
             f"{start}_{name}": self.columns[f"{start}_high"] - self.columns[f"{start}_low"]
             for start in self.starts
             for name in PLACES
         }
-        texts = [_fields(values, widths.get(name)) for name, values in self.columns.items()]
-        for own, new in zip(self.rows.file.rows, zip(*texts, strict=True), strict=True):
-            writer.writerow([*own, *new])
-        return buffer.getvalue()
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, delimiter=self.rows.file.separator, lineterminator="\n")
+        writer.writerow([*self.rows.file.header, *self.columns])
+        own = iter(self.rows.file.rows)
+        for begin in range(0, len(self.distance), ROWS_WRITTEN):
+            rows = slice(begin, begin + ROWS_WRITTEN)
+            texts = [
+                _fields(values[rows], widths[name][rows] if name in widths else None)
+                for name, values in self.columns.items()
+            ]
+            new = zip(*texts, strict=True)  # first below, so that no row of the file is lost
+            writer.writerows([*old, *more] for more, old in zip(new, own, strict=False))
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
 
     def summary(self) -> Iterator[str]:
         """Lines on what to trust."""
         yield self._far()
         yield self._beyond()
         yield from self.scores
+        yield from filter(None, [self.note])
         unused = self.rows.unused
         if unused:
             what = "1 column that is" if len(unused) == 1 else f"{len(unused)} columns that are"
@@ -129,7 +141,9 @@ class FilePredictions:
                 "hold noise alone"
             )
         count = int((self.epistemic > maximum * (1 + ROUNDING)).sum())
-        line = f"{count:,} of {len(self.epistemic):,} rows are more uncertain than any training row"
+        measured = self.training.num_rows
+        than = "training row" if measured is None else f"of {measured:,} training rows"
+        line = f"{count:,} of {len(self.epistemic):,} rows are more uncertain than any {than}"
         if not median:
             return (
                 f"{line}; {RATIO} is empty: the median training row has no epistemic uncertainty "
@@ -156,7 +170,8 @@ def predict_file(
         path: A CSV file with the input columns of the fit, in any order; where it has the target
             too, the predictions are scored.
         level: Probability of the central interval, between 0 and 1.
-        num_samples: Draws of the posterior; None for 1,000, or all stored where there are fewer.
+        num_samples: Draws of the posterior; None for 1,000, or all stored where there are fewer,
+            and of more than 100,000 rows for 10^8 over their number, at least 100.
         seed: Seed of the draws.
 
     Raises:
@@ -171,24 +186,19 @@ def predict_file(
     rows = read_new_rows(path, fit.columns, targets, fit.class_names)
     num_targets = len(fit.target_names or (1,))
     posterior, measure = fit.posterior, fit.uncertainty.measure
-    z = posterior.in_blocks(posterior.count(num_samples), seed)
-    # draws for the training rows
-    yardstick = posterior.in_blocks(posterior.count(None), posterior.seed)
-    is_same = len(z) == len(yardstick) and (seed == posterior.seed or len(z) == stored)
+    z = posterior.in_blocks(_count(fit, num_samples, len(rows.x)), seed)
     is_number = fit.class_names is None
-    at_once = _rows_at_once(len(z), num_targets) if is_number else ROWS_AT_ONCE
+    at_once = ROWS_AT_ONCE if fit.class_names else _rows_at_once(len(z), num_targets)
     blocks = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
         for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
             # otherwise every block has the same noise
             noise_seed = derived_seed(seed, block + 2) if block else seed
-            prediction = _predict(fit, rows.x[index], z, noise_seed)
+            prediction = _predict(fit, _in_its_units(fit, rows.x[index]), z, noise_seed)
             found = prediction.columns(level)
             if rows.y is not None:
                 found |= _of_target(prediction, rows.y[index], level, noise_seed)
-            if not is_same:
-                prediction = _predict(fit, rows.x[index], yardstick, noise_seed)
             found["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
             blocks.append(found)
     whole = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -205,7 +215,8 @@ def predict_file(
         rows=rows,
         columns=columns,
         epistemic=whole["epistemic"],
-        training=fit.uncertainty,
+        note=_note(fit, z, num_samples, len(rows.x)),
+        training=_of_training(fit, z, seed, at_once),
         scores=[] if rows.y is None else list(_scores(fit, whole, to_numpy(rows.y), starts, level)),
         starts=starts,
         novelty=fit.novelty,
@@ -229,7 +240,8 @@ def write_predictions(predictions: FilePredictions, out: Path, source: Path) -> 
         OutputError: If the file cannot be written.
     """
     check_out(out, source)
-    write_text(out, predictions.text)
+    with written(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(predictions.text())
 
 
 def check_out(out: Path, source: Path) -> None:
@@ -279,14 +291,42 @@ def _rows_at_once(num_draws: int, num_targets: int) -> int:
     return min(ROWS_AT_ONCE, most // num_draws)
 
 
+def _count(fit: SavedFit, num_samples: int | None, num_rows: int) -> int:
+    """How many draws are predicted from: those asked for, or what suits so many rows."""
+    most = max(FEWEST_DRAWS, MOST_ROW_DRAWS // num_rows)
+    count = fit.posterior.count(num_samples)
+    return count if num_samples is not None else min(count, most)
+
+
+def _note(fit: SavedFit, z: Draws, num_samples: int | None, num_rows: int) -> str:
+    """What to say of draws that are fewer because rows are many."""
+    if num_samples is not None or len(z) == fit.posterior.count(None):
+        return ""
+    return f"{len(z):,} draws, as there are {count_rows(num_rows)}; --samples takes more"
+
+
+def _of_training(fit: SavedFit, z: Draws, seed: int, at_once: int) -> Uncertainty:
+    """Epistemic uncertainty of the training rows at the same draws, or of those that are kept."""
+    posterior, stored = fit.posterior, fit.posterior.num_stored_draws
+    same_seed = seed == posterior.seed or len(z) == stored
+    if same_seed and len(z) == posterior.count(None):
+        return fit.uncertainty
+    x = torch.as_tensor(fit.novelty.x, dtype=torch.float32)
+    x = x.reshape(-1, *posterior.program.example.x.shape[1:])
+    blocks = (_predict(fit, rows, z, seed) for rows in x.split(at_once))
+    num_targets = len(fit.target_names or (1,))
+    num_rows = len(x) if len(x) < fit.num_rows else None
+    return Uncertainty.over(blocks, fit.uncertainty.measure, num_targets, num_rows)
+
+
 def _predict(fit: SavedFit, x: Tensor, z: Draws, seed: int) -> Prediction:
-    """Predict rows ``[N, I]`` in the user's units from draws z, with noise of a seed."""
+    """Predict rows in the units of the network from draws z, with noise of a seed."""
     posterior, target = fit.posterior, fit.posterior.provenance.target
     return predict(
         posterior.chunks,
         posterior.params,
         z,
-        _in_its_units(fit, x),
+        x,
         seed=seed,
         memory=GIB,
         target=target,
@@ -300,8 +340,11 @@ def _distance(fit: SavedFit, x: Tensor) -> np.ndarray:
 
     They are rounded to float32 as the training rows are, so that a copy of one is at 0.
     """
-    x = torch.nan_to_num(_in_its_units(fit, x).float())  # numbers beyond float32 become its largest
-    return fit.novelty.distance(to_numpy(x.flatten(1)))
+    blocks = []
+    for rows in x.split(ROWS_MEASURED):
+        own = torch.nan_to_num(_in_its_units(fit, rows).float())  # its largest for those beyond
+        blocks.append(fit.novelty.distance(to_numpy(own.flatten(1))))
+    return np.concatenate(blocks)
 
 
 def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:

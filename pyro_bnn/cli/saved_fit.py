@@ -28,6 +28,7 @@ from pyro_bnn.files.tensors import read_json
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.device import on_device
+from pyro_bnn.report.evaluation.evaluate import split_with_draws
 from pyro_bnn.report.evaluation.held_out import held_out
 from pyro_bnn.report.output.page import versions
 
@@ -362,7 +363,9 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
         ``rmse`` is in sds of each, and ``rmse of NAME``, ``coverage of NAME`` and, where there is
         one, ``log_score of NAME`` are in the units of one.
     """
-    scores = held_out(posterior, split, posterior.count(None), seed)
+    num_draws = posterior.count(None)
+    some = split_with_draws(split, num_draws)
+    scores = held_out(posterior, some, num_draws, seed, every_row=split.test)
     found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
     if scores.coverage is None:
         return {**found, "accuracy": scores.accuracy}

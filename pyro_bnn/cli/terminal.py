@@ -125,11 +125,12 @@ def usage(error: Any) -> str:
     return f"{error.format_message().rstrip('.')}; see '{where} --help'"
 
 
-def write_standard(text: str) -> None:
+def write_standard(text: Iterable[str]) -> None:
     """Write data to standard output: UTF-8 as in a file, whatever a terminal would take."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", errors="strict")
-    sys.stdout.write(text)
+    for part in text:
+        sys.stdout.write(part)
 
 
 def fail(message: str, code: int) -> int:

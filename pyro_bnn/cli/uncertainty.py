@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.rows import rows_with_draws
 from pyro_bnn.predictive.prediction import Prediction
 
 ROWS_AT_ONCE = 1_000
@@ -28,30 +30,42 @@ class Uncertainty:
         median: Over training rows; None for a point estimate, which has none. 0 where half of
             them have none, so that there is no ratio to it.
         maximum: Over training rows.
+        num_rows: How many of them were measured, evenly spread; None for all.
     """
 
     measure: str
     median: float | None
     maximum: float | None
+    num_rows: int | None = None
 
     @classmethod
     def of(cls, posterior: Posterior, data: Dataset, seed: int) -> Uncertainty:
-        """Measure the training rows under a posterior."""
+        """Measure the training rows under a posterior, of a large table some."""
+        some = rows_with_draws(data, posterior.count(None))
+        num_rows = len(some) if len(some) < len(data) else None
         measure = "sd of the function" if posterior.has_moments else "half range of the function"
         if data.num_classes is not None:
             measure = "mutual information"
         num_targets = data.y.shape[1] if data.y.ndim == 2 else 1
+        blocks = (posterior.predict(rows, seed=seed) for rows in some.x.split(ROWS_AT_ONCE))
+        return cls.over(blocks, measure, num_targets, num_rows)
+
+    @classmethod
+    def over(
+        cls, blocks: Iterable[Prediction], measure: str, num_targets: int, num_rows: int | None
+    ) -> Uncertainty:
+        """Measure predictions of training rows, given in blocks."""
         values, is_point = [], True
-        for rows in data.x.split(ROWS_AT_ONCE):
-            prediction = posterior.predict(rows, seed=seed)
+        for prediction in blocks:
             values.append(epistemic(prediction, measure, num_targets))
             f = prediction.function_draws
             spread = f.amax(0) - f.amin(0)
             is_point &= bool((spread <= POINT_TOLERANCE * (1 + f[0].abs())).all())
         if is_point:
-            return cls(measure=measure, median=None, maximum=None)
+            return cls(measure=measure, median=None, maximum=None, num_rows=num_rows)
         whole = torch.cat(values).cpu().numpy()
-        return cls(measure=measure, median=float(np.median(whole)), maximum=float(whole.max()))
+        median, maximum = float(np.median(whole)), float(whole.max())
+        return cls(measure=measure, median=median, maximum=maximum, num_rows=num_rows)
 
 
 def epistemic(prediction: Prediction, measure: str, num_targets: int = 1) -> Float[Tensor, " N"]:

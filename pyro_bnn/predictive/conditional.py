@@ -67,6 +67,11 @@ class Conditional:
         """Whether y is a count or a class."""
         return bool(base_distribution(self.fn).support.is_discrete)
 
+    @property
+    def is_normal(self) -> bool:
+        """Whether the numbers of y are Gaussian given a draw."""
+        return isinstance(base_distribution(self.fn), dist.Normal) and self.has_moments
+
     def means(self) -> Float[Tensor, "S N O"]:
         """Mean of y given each draw."""
         y = self.of(0, len(self))

@@ -159,6 +159,7 @@ class _OfY:
             class_probs=None if self.is_number else given.class_probs,
             _log_likelihood=log_likelihood,
             is_discrete=self._is_discrete,
+            is_normal=given.is_normal,
             _target_log_likelihood=target_log_likelihood if self.has_target_densities else None,
             names=names,
         )

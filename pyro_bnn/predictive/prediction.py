@@ -15,7 +15,7 @@ from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
 from pyro_bnn.data.labels import coded, named
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
-from pyro_bnn.predictive.moments import entropy, log_mean
+from pyro_bnn.predictive.moments import entropy, log_mean, normal_mixture_quantile
 from pyro_bnn.program.distributions import order_statistic
 
 SHOWN = 8  # rows in a notebook
@@ -67,6 +67,7 @@ class Prediction:
         class_probs: Class probabilities given each draw ``[S, N, C]``; None for numbers.
         _log_likelihood: Log densities ``[S, N]`` of observations, or their log mean ``[N]``.
         is_discrete: Whether y is a count or a class, whose quantiles are whole numbers.
+        is_normal: Whether y is Gaussian given a draw, whose quantiles need no draws of y.
         _target_log_likelihood: Log densities ``[S, N, O]`` of each target alone; None where they
             are not independent given a draw.
         names: What :meth:`to_frame` calls its rows and columns.
@@ -82,10 +83,11 @@ class Prediction:
         _log_likelihood: LogLikelihood,
         *,
         is_discrete: bool = False,
+        is_normal: bool = False,
         _target_log_likelihood: Callable[[Tensor], Tensor] | None = None,
         names: Names | None = None,
     ) -> None:
-        self._is_discrete = is_discrete
+        self._is_discrete, self._is_normal = is_discrete, is_normal
         self._names = Names() if names is None else names
         self._stored: dict[str, Any] = {
             "draws": draws,
@@ -263,10 +265,12 @@ class Prediction:
 
         Numbers have ``predicted_mean``, ``_median``, ``_sd``, ``_low``, ``_high``,
         ``_sd_epistemic`` and ``_sd_aleatoric``; of several targets these are
-        ``predicted_NAME_mean`` and so on. Classes have ``predicted_class``, ``predicted_p_NAME`` of
-        each, ``predicted_entropy`` and ``predicted_mutual_information``, nats. What the command
-        compares with the training rows is not among them. Units are those of the prediction; the
-        index is that of the data frame that was predicted.
+        ``predicted_NAME_mean`` and so on. Where y is Gaussian given a draw, the median and the ends
+        of the interval are those of the mixture over draws, without noise of draws of y. Classes
+        have ``predicted_class``, ``predicted_p_NAME`` of each, ``predicted_entropy`` and
+        ``predicted_mutual_information``, nats. What the command compares with the training rows is
+        not among them. Units are those of the prediction; the index is that of the data frame that
+        was predicted.
 
         Args:
             level: Probability of the central interval from ``low`` to ``high``.
@@ -295,7 +299,7 @@ class Prediction:
         require_level(level)
         if self._stored["means"] is None:
             return self._class_columns()
-        low, median, high = self.quantile([(1 - level) / 2, 0.5, (1 + level) / 2])
+        low, median, high = self._exact_quantiles([(1 - level) / 2, 0.5, (1 + level) / 2])
         values = {
             "mean": self.mean,
             "median": median,
@@ -306,6 +310,16 @@ class Prediction:
             "sd_aleatoric": self.sd_aleatoric,
         }
         return self._by_target(values)
+
+    def _exact_quantiles(self, levels: list[float]) -> Float[Tensor, "Q N O"]:
+        """Quantiles of the mixture over draws where y is Gaussian given each, else of draws."""
+        if not self._is_normal:
+            return self.quantile(levels)
+        means, variances = self._of_kind("means"), self._of_kind("variances")
+        at_once = max(1, WORKING_SET // max(1, means[:, :1].nbytes))
+        parts = zip(means.split(at_once, dim=1), variances.split(at_once, dim=1), strict=True)
+        found = [[normal_mixture_quantile(q, m, v.sqrt()) for q in levels] for m, v in parts]
+        return torch.cat([torch.stack(part) for part in found], 1)
 
     def _by_target(self, values: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
         """Numbers ``[N, O]`` by name as columns ``[N]``, those of a target side by side."""
@@ -403,6 +417,9 @@ class StreamedPrediction(Prediction):
         """Quantiles of draws of y that each block of rows has of its own; see the base class."""
         require_levels(q)
         return torch.cat([block().quantile(q) for block in self._blocks], -2)
+
+    def _exact_quantiles(self, levels: list[float]) -> Float[Tensor, "Q N O"]:
+        return torch.cat([block()._exact_quantiles(levels) for block in self._blocks], 1)
 
     def target_log_prob(self, y: ArrayLike) -> Float[Tensor, "N O"]:
         """Log of the mean density of each target alone; see the base class."""

@@ -47,10 +47,9 @@ def predict(
 
     The last column, uncertainty_vs_training, is the epistemic uncertainty of the row (sd of the
     network's function over draws; for classes the mutual information) over its median over the
-    training rows, both under the draws of the fit's own seed; a guide's draws are others on another
-    device. Above the largest value of a training row, which is printed, do not trust it. It is
-    one-sided, a small value proves nothing: in a gap of the data, or far from them, it can be below
-    1. Where NEW.csv has the target, the predictions are scored.
+    training rows, of which at most 10,000 are measured. Above the largest value of these, which is
+    printed, do not trust it. It is one-sided, a small value proves nothing: in a gap of the data,
+    or far from them, it can be below 1. Where NEW.csv has the target, the predictions are scored.
     """
     import pandas as pd
 
@@ -68,7 +67,7 @@ def predict(
         saved, new, level=predicted.level, num_samples=predicted.samples, seed=predicted.seed
     )
     if is_standard:
-        write_standard(found.text)
+        write_standard(found.text())
     else:
         predictions.write_predictions(found, out, new)
     words = list(found.summary())
