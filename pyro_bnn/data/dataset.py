@@ -17,6 +17,8 @@ from pyro_bnn.data.labels import coded
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
+LARGEST_ROUNDING = 0.01  # with which whole numbers are told from others
+
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Dataset:
@@ -189,6 +191,21 @@ class Dataset:
             inputs=None if self.inputs is None else self.inputs.to(device),
             target=None if self.target is None else self.target.to(device),
         )
+
+
+def whole_columns(data: Dataset) -> Bool[np.ndarray, " I"]:
+    """Which inputs are whole numbers in the user's units, up to the rounding of standardised ones.
+
+    Example:
+        >>> whole_columns(Dataset([[0.0, 0.5], [3.0, 1.0]], [0.1, 0.9])).tolist()
+        [True, False]
+    """
+    x, _ = data.raw()  # [N, I], floating
+    eps = torch.finfo(data.x.dtype).eps
+    loc = torch.zeros(()) if data.inputs is None else data.inputs.loc.abs()
+    rounding = 2 * eps * (loc + x.abs().amax(0))  # [I]
+    is_near = ((x - x.round()).abs() <= rounding).all(0) & (rounding < LARGEST_ROUNDING)
+    return np.asarray(is_near.cpu())
 
 
 def random_rows(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from pyro_bnn.diagnostics.shapes import check_axes, evenly_spread
 
@@ -54,7 +54,7 @@ class Probes:
         )
 
 
-def probe_rows(x: Float[np.ndarray, "N I"]) -> Probes:
+def probe_rows(x: Float[np.ndarray, "N I"], whole: Bool[np.ndarray, " I"] | None = None) -> Probes:
     """At most 48 rows off the data, made of the training inputs alone and without chance.
 
     * 16 points a quarter, half and three quarters of the way between two training rows: of those of
@@ -68,10 +68,12 @@ def probe_rows(x: Float[np.ndarray, "N I"]) -> Probes:
 
     Of these are kept the points beyond the range along a component, and all that lie further from
     their nearest training row than 95 % of training rows do from theirs. Distances are Euclidean,
-    and of large files to 1,000 rows evenly over them.
+    and of large files to 1,000 rows evenly over them. In columns of whole numbers, which may be
+    indices of groups, a point takes the nearest value that occurs.
 
     Args:
         x: Training inputs ``[N, I]``, in units in which distances mean something (standardised).
+        whole: Which columns ``[I]`` are of whole numbers in the user's units; None for none.
 
     Raises:
         ShapeError: If x is not ``[N, I]``.
@@ -85,6 +87,8 @@ def probe_rows(x: Float[np.ndarray, "N I"]) -> Probes:
         (0.0, 4.0)
     """
     x = check_axes("x", x, "N I")
+    columns = () if whole is None else np.flatnonzero(whole).tolist()
+    occurring = {i: np.unique(x[:, i]) for i in columns}
     rows = x[evenly_spread(len(x), MOST_ROWS)]
     mean = x.mean(0)
     inside, outside = _along_components(x - mean)
@@ -93,18 +97,34 @@ def probe_rows(x: Float[np.ndarray, "N I"]) -> Probes:
     limit = np.quantile(among.min(1), OFF_DATA, method="inverted_cdf")
 
     def far(points: Float[np.ndarray, "M I"]) -> Float[np.ndarray, "P I"]:
+        points = _at_values(points, occurring)
         return np.asarray(points[_distances(points, rows).min(1) > limit])
 
     outlying = _spread_out(rows, _distances(rows, mean[None])[:, 0], NUM_BEYOND)
+    beyond_range = far(mean + outside) if occurring else mean + outside
     kept = {
         "between": far(_between(rows)),
-        "along": np.concatenate([far(mean + inside), mean + outside]),
+        "along": np.concatenate([far(mean + inside), beyond_range]),
         "beyond": far(mean + FURTHER * (outlying - mean)),
     }
     return Probes(
         x=np.concatenate(list(kept.values())),
         counts={kind: len(new) for kind, new in kept.items()},
     )
+
+
+def _at_values(
+    points: Float[np.ndarray, "M I"], occurring: Mapping[int, np.ndarray]
+) -> Float[np.ndarray, "P I"]:
+    """Points with some columns at the nearest value that occurs there, each point once."""
+    if not occurring:
+        return points
+    points = points.copy()
+    for column, values in occurring.items():
+        middles = (values[1:] + values[:-1]) / 2
+        points[:, column] = values[np.searchsorted(middles, points[:, column])]
+    first = np.unique(points, axis=0, return_index=True)[1]
+    return points[np.sort(first)]
 
 
 def _distances(a: Float[np.ndarray, "N I"], b: Float[np.ndarray, "M I"]) -> np.ndarray:

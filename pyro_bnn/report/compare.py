@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
@@ -263,5 +264,9 @@ def find_probes(posteriors: Mapping[str, PosteriorLike], split: Split) -> tuple[
     x = split.train.x
     if x.ndim != 2 or not x.is_floating_point():
         return None, f"inputs of shape {list(x.shape)} and type {x.dtype} are no table of numbers"
-    found = probe_rows(to_numpy(x))
-    return (found, "") if len(found.x) else (None, "its training inputs leave no gap and no range")
+    whole = whole_columns(split.train)
+    found = probe_rows(to_numpy(x), whole)
+    if len(found.x):
+        return found, ""
+    why = "; columns of whole numbers stay at values that occur" if whole.any() else ""
+    return None, f"its training inputs leave no gap and no range{why}"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
+from pyro_bnn.data import from_arrays
+from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics import probes as module
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import ShapeError
+from pyro_bnn.report.compare import find_probes
 
 
 def of_kind(probes: Probes, kind: str) -> np.ndarray:
@@ -81,6 +85,33 @@ def test_probes_are_the_same_each_time_and_of_large_files_few() -> None:
     first = probe_rows(x)
     assert_array_equal(probe_rows(x.copy()).x, first.x)
     assert len(first.x) <= 48
+
+
+def test_probes_leave_whole_numbers_at_values_that_occur() -> None:
+    x = two_clusters(2)
+    x[:, 1] = np.random.default_rng(3).permutation(np.arange(60) % 6)
+    probes = probe_rows(x, np.array([False, True]))
+    assert set(probes.x[:, 1]) <= set(range(6))
+    assert len(probes.x) > 20
+    assert len(np.unique(probe_rows(x).x[:, 1])) > 6  # elsewhere without the mask
+    assert np.abs(probes.x[:, 0]).max() > np.abs(x[:, 0]).max()  # still beyond the other column
+    nearest = np.sort(np.linalg.norm(x[:, None] - x, axis=-1), axis=1)[:, 1]
+    limit = np.sort(nearest)[int(np.ceil(0.95 * 60)) - 1]
+    assert np.linalg.norm(probes.x[:, None] - x, axis=-1).min(1).min() > limit
+
+
+def test_indices_of_groups_are_looked_up_at_all_probes() -> None:
+    rng = np.random.default_rng(4)
+    groups = rng.permutation(np.arange(90) % 6)
+    x = np.stack([rng.normal(size=90) * 7 + 1e3, groups], 1)
+    split = from_arrays(x, rng.normal(size=90))
+    assert_array_equal(whole_columns(split.train), [False, True])
+    probes, _ = find_probes({}, split)
+    assert probes is not None
+    assert split.train.inputs is not None
+    raw = split.train.inputs.inverse(torch.tensor(probes.x))[:, 1]
+    assert set(raw.round().int().tolist()) <= set(range(6))
+    assert_allclose(raw, raw.round(), atol=1e-5)
 
 
 def test_the_words_say_how_many_of_each_kind() -> None:

@@ -179,7 +179,7 @@ def test_several_outputs_are_not_counted_by_kind() -> None:
 
 def test_where_there_are_no_probes_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Probes(x=np.zeros((0, 3)), counts={"between": 0, "along": 0, "beyond": 0})
-    monkeypatch.setattr(sys.modules[find_probes.__module__], "probe_rows", lambda _: none)
+    monkeypatch.setattr(sys.modules[find_probes.__module__], "probe_rows", lambda *_: none)
     comparison = compared(SPLIT, None, spread=0.5)
     assert "off data" not in comparison.summary()
     assert "test rows" in spoken(comparison)["sd ratio"]
