@@ -16,7 +16,7 @@ from pyro_bnn.data import arrays, labels
 from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset, random_rows
 from pyro_bnn.data.labels import Task
-from pyro_bnn.data.standardise import Standardiser, constant_columns
+from pyro_bnn.data.standardise import Standardiser, check_steps, constant_columns
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 
 NUM_SPLITS = 20
@@ -357,13 +357,17 @@ def make_split(
         The split; constant columns of the training rows get scale 1.
 
     Raises:
-        DataError: If a value is NaN or infinite, or the training rows hold one class only.
+        DataError: If a value is NaN or infinite, numbers beyond 2^53 differ by what float64 has
+            lost, or the training rows hold one class only.
 
     Warns:
         BNNWarning: If a class has no training row, or a target is constant in the training rows.
     """
     dtype = dtype or torch.get_default_dtype()
     data = table.data
+    check_steps(data.x, f"{table.name}: x", data.input_names)
+    if table.task == "regression":
+        check_steps(data.y, f"{table.name}: the target", data.target_names)
     inputs = Standardiser.fit(data.x[train])
     target, is_number = None, table.task != "classification"
     if table.task == "counts":

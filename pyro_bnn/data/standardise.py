@@ -2,6 +2,7 @@ r"""Standardised units and the way back, :math:`z = (v - \mathrm{loc}) / \mathrm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from pyro_bnn.data.arrays import to_floating
 from pyro_bnn.errors import DataError, ShapeError
 
 ROUNDING = 2  # how many relative roundings numbers that should be equal differ by
+
+FEWEST_STEPS = 1_000  # of a dtype, over which numbers beyond its whole ones may range
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +150,34 @@ def constant_columns(values: Float[Tensor, "N ..."]) -> Bool[Tensor, "1 ..."]:
     """
     _, low, high = _range(values)
     return _is_rounding(low, high)
+
+
+def check_steps(
+    values: Float[Tensor, "N ..."], what: str, names: Sequence[str] | None = None
+) -> None:
+    """Refuse large numbers that differ by a few steps of their dtype, which has lost the others.
+
+    Args:
+        values: ``[N]``, ``[N, I]``, or ``[N, C, ...]``.
+        what: What they are called in the message.
+        names: Of the columns of ``[N, I]``, where known.
+
+    Raises:
+        DataError: Names the first such column.
+    """
+    _, low, high = _range(values)
+    step = torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs()) / 2
+    bad = (step > 1) & (low < high) & (high / 2 - low / 2 < FEWEST_STEPS * step / 2)
+    if bad.any():
+        place = int(bad.flatten().nonzero()[0])
+        column = repr(names[place]) if names else f"column {place}"
+        where = f", {column}," if values.ndim > 1 else ""
+        raise DataError(
+            f"{what}{where} holds numbers near {float(low[bad][0]):.4g}, of which "
+            f"{str(low.dtype)[6:]} has one in about {float(step[bad][0]):.2g}: different ones have "
+            "become equal; subtract an offset before they become floating numbers, or drop an "
+            "identifier"
+        )
 
 
 def _range(values: Tensor) -> tuple[list[int], Tensor, Tensor]:

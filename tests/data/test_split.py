@@ -1,7 +1,7 @@
 """Splits: the published protocol, standardising by the training rows, labels."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from sklearn.model_selection import KFold
 from torch.testing import assert_close
 
-from pyro_bnn.data import Dataset
+from pyro_bnn.data import Dataset, from_frame
 from pyro_bnn.data.split import (
     Split,
     Table,
@@ -22,6 +22,7 @@ from pyro_bnn.data.split import (
     published_rows,
 )
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
+from pyro_bnn.sklearn import BNNClassifier, BNNRegressor
 
 
 def regression(num_rows: int = 40) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -392,3 +393,21 @@ def test_classes_of_test_rows_are_those_of_the_training_rows() -> None:
         Split(train, test, "classification", "mine")
     test = Dataset(X10[:2], ["well", "odd"], class_names=train.class_names)
     assert Split(train, test, "classification", "mine").test.y.tolist() == [2, 1]
+
+
+def test_numbers_that_lost_their_differences_are_refused_wherever_they_come_from() -> None:
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    lost = 10 * x[:, 0] + 1e17  # of float64 there is one number in 16
+    assert len(np.unique(lost)) == 3
+    frame = pd.DataFrame({"a": x[:, 0], "b": lost})
+    makers: list[tuple[Callable[[], object], str]] = [
+        (lambda: from_arrays(x, lost), "arrays: the target holds numbers near 1e+17"),
+        (lambda: from_arrays(frame, x[:, 0]), "arrays: x, 'b', holds numbers near 1e+17"),
+        (lambda: from_arrays(x, frame), "arrays: the target, 'b', holds"),
+        (lambda: from_frame(frame, target="b"), "the data frame: the target holds"),
+        (lambda: BNNRegressor(num_steps=1).fit(x, lost), "the data: the target holds"),
+        (lambda: BNNClassifier(num_steps=1).fit(frame, x[:, 0] > 0), "the data: x, 'b', holds"),
+    ]
+    for make, message in makers:
+        with pytest.raises(DataError, match=re.escape(message)):
+            make()

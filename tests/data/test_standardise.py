@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.standardise import Standardiser, constant_columns
+from pyro_bnn.data.standardise import Standardiser, check_steps, constant_columns
 from pyro_bnn.errors import DataError, ShapeError
 
 DOUBLE = torch.float64
@@ -106,6 +106,22 @@ def test_rows_of_other_columns_than_the_units_are_refused() -> None:
 def test_to_changes_the_dtype() -> None:
     units = Standardiser(torch.tensor(10.0), torch.tensor(2.0)).to(dtype=DOUBLE)
     assert units.loc.dtype == units.scale.dtype == DOUBLE
+
+
+@pytest.mark.parametrize("offset", [1e17, -1e17, 1e20])
+def test_large_numbers_that_have_lost_their_differences_are_refused(offset: float) -> None:
+    values = torch.randn(30, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)) * 20
+    values = values + offset + offset * torch.tensor([1e-15] + 29 * [0.0], dtype=DOUBLE)
+    assert 1 < values.unique().numel() < 30
+    with pytest.raises(DataError, match=r"y holds numbers near .*1e\+.*subtract an offset"):
+        check_steps(values, "y")
+
+
+@pytest.mark.parametrize("values", [[1e17, 1e17], [1e17, 2e17], [1e200, -1e200], [0.3, 0.1 + 0.2]])
+def test_large_numbers_that_range_widely_or_not_at_all_have_units(values: list[float]) -> None:
+    column = torch.tensor(values, dtype=DOUBLE)
+    check_steps(column, "y")
+    assert Standardiser.fit(column).scale.isfinite()
 
 
 @pytest.mark.parametrize(
