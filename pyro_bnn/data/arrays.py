@@ -130,6 +130,10 @@ def to_numpy(values: ArrayLike, what: str) -> np.ndarray[Any, Any]:
             raise ShapeError(
                 f"{what} is not rectangular: its rows have different lengths ({error})"
             ) from error
+        if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+            fields = np.asarray(values, dtype=object)  # a NaN has become the text "nan"
+            is_missing = any(isinstance(f, float) and f != f for f in fields.flat)
+            array = fields if is_missing else array
     if array.dtype.kind in "iu":
         _check_whole(array, what)
     return array

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pyro_bnn.data.arrays import EXACT, count_rows
 from pyro_bnn.data.dataset import Dataset
-from pyro_bnn.data.labels import Task, encode_labels
+from pyro_bnn.data.labels import Task, check_several, encode_labels
 from pyro_bnn.data.split import Column, Table
 from pyro_bnn.data.tables import read_bytes, to_number
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
@@ -112,6 +112,7 @@ class Fields:
         rows: All rows as text, made anew each time that they are asked for.
         place: Where a row stands, as errors say it: the line of a file that it ends in.
         min_columns: Fewest columns that there may be.
+        levels: The categories, in order, of columns that are said to be of these.
 
     Raises:
         DataError: If the names of the columns cannot be used, or there are no rows.
@@ -126,6 +127,7 @@ class Fields:
     place: Callable[[int], str]
     separator: str = ","
     min_columns: InitVar[int] = 2
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self, min_columns: int) -> None:
         no_rows = "" if len(self) else "a header but no rows"
@@ -214,6 +216,8 @@ class Fields:
         """
         if name in self.plain:
             return Column(name)
+        if name in self.levels:
+            return Column(name, self.levels[name])
         text = self.text[name]
         if not np.isnan([number(field) for field in text]).any():
             return Column(name)
@@ -475,9 +479,17 @@ def _target(
     task = task or ("classification" if is_text or are_truths else "regression")
     what = f"target {name!r} of {fields.name}"
     if task == "classification":
+        if levels := fields.levels.get(name):
+            check_several(levels, len(text), what)
+            return torch.tensor([levels.index(value) for value in text]), task, levels
         values = text if is_text else fields.numbers(name)
         labels, class_names = encode_labels(values == 1 if are_truths else values, what)
         return labels, task, class_names
+    if name in fields.levels:
+        raise DataError(
+            f"{what} is of dtype category; {task} needs numbers: convert it with astype(float), or "
+            "pass task='classification'"
+        )
     if is_text:
         raise DataError(f"{what} is text, for instance {text[0]!r}; regression needs numbers")
     return torch.tensor(fields.numbers(name)), task, None

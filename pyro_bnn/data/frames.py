@@ -9,7 +9,7 @@ import numpy as np
 
 from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order
 from pyro_bnn.data.csv_file import Fields, Target, encode
-from pyro_bnn.data.labels import Task, check_task
+from pyro_bnn.data.labels import Task, check_task, is_categorical
 from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
 from pyro_bnn.errors import DataError
 
@@ -30,8 +30,9 @@ def from_frame(
 ) -> Split:
     """Split and standardise a data frame, whose columns of text are one-hot encoded.
 
-    A column ``"colour=red"`` stands for each value of a column of text, in alphabetical order; True
-    and False are 1 and 0. A posterior of the split predicts frames with the same columns, text
+    A column ``"colour=red"`` stands for each value of a column of text, in alphabetical order, and
+    of a column of dtype ``category``, whatever its levels are, in their order; True and False are 1
+    and 0. A posterior of the split predicts frames with the same columns, text
     included, in any order: ``posterior.predict(new, raw=True).to_frame()`` has the index of these.
 
     Args:
@@ -41,8 +42,8 @@ def from_frame(
         test_fraction: Share of the rows for the test, between 0 and 1; rounded to rows.
         seed: Of the permutation, >= 0; the global random state is not touched.
         rows: As in :func:`from_arrays`, by position.
-        task: ``"classification"``, ``"regression"`` or ``"counts"``; by default a target of text or
-            True and False is classification and numbers are regression.
+        task: ``"classification"``, ``"regression"`` or ``"counts"``; by default a target of text,
+            categories, or True and False is classification and numbers are regression.
 
     Returns:
         A split called ``"the data frame"``.
@@ -134,6 +135,11 @@ def _fields(frame: Any, min_columns: int = 2) -> Fields:
     if len(set(header)) == len(header):  # Fields refuses others
         plain = {name: values for name in header if (values := _plain(frame[name])) is not None}
     text = {name: np.array(_texts(own), object) for name, own in frame.items() if name not in plain}
+    levels = {
+        name: tuple(map(str, own.cat.remove_unused_categories().cat.categories))
+        for name, own in frame.items()
+        if is_categorical(own)
+    }
     return Fields(
         source=FRAME,
         name=FRAME,
@@ -143,6 +149,7 @@ def _fields(frame: Any, min_columns: int = 2) -> Fields:
         rows=FrameRows(frame),
         place=lambda row: f"row {frame.index[[row]].tolist()[0]!r}",
         min_columns=min_columns,
+        levels=levels,
     )
 
 

@@ -59,8 +59,8 @@ def infer_task(y: ArrayLike) -> Task:
 
     Returns:
         ``"regression"`` for floating numbers, ``"classification"`` for whole numbers, truth
-        values and text; ``"counts"`` for several columns of 0 and 1 or truth values, which are
-        binary targets.
+        values, text and categories of pandas, whatever their levels are; ``"counts"`` for several
+        columns of 0 and 1 or truth values, which are binary targets.
 
     Raises:
         DataError: If each row of several columns has a single 1, as classes in one-hot code.
@@ -71,6 +71,8 @@ def infer_task(y: ArrayLike) -> Task:
     """
     if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()):
         return "regression"
+    if is_categorical(y):
+        return "classification"
     array = to_numpy(y, "y")
     if array.dtype.kind == "O":  # Python objects: floating as soon as one of several numbers is
         is_number = all(value is None or isinstance(value, Real) for value in array.flat)
@@ -88,13 +90,14 @@ def infer_task(y: ArrayLike) -> Task:
 
 
 def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
-    """Take class labels as arrays hold them: 0 .. C-1, truth values, or text.
+    """Take class labels as arrays hold them: 0 .. C-1, truth values, text, or categories.
 
     Args:
         y: ``[N]`` or ``[N, 1]``. Floating numbers are allowed if they are whole.
 
     Returns:
-        Labels ``[N]`` int64 and the C class names; text is coded in alphabetical order.
+        Labels ``[N]`` int64 and the C class names; text is coded in alphabetical order, categories
+        of pandas in that of their levels.
 
     Raises:
         ShapeError: If ``y`` has another shape.
@@ -104,6 +107,8 @@ def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
         >>> array_labels(["well", "ill", "well"])
         (tensor([1, 0, 1]), ('ill', 'well'))
     """
+    if is_categorical(y):
+        return _level_labels(y, "y")
     array = _one_column(to_numpy(y, "y"))
     labels, names = encode_labels(array)
     num_classes = len(names)
@@ -114,6 +119,23 @@ def array_labels(y: ArrayLike) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
             f"different labels: {shown}; recode them with numpy.unique(y, return_inverse=True)[1], "
             "or set task='regression'"
         )
+    return labels, names
+
+
+def is_categorical(values: Any) -> bool:
+    """Whether values are a series of pandas whose dtype is of categories."""
+    return type(getattr(values, "dtype", None)).__name__ == "CategoricalDtype"
+
+
+def _level_labels(y: Any, what: str) -> tuple[Int[Tensor, " N"], tuple[str, ...]]:
+    """Categories as labels ``[N]`` int64 and the levels that occur, in their order."""
+    import pandas as pd
+
+    levels = pd.Series(y).cat.remove_unused_categories().cat
+    labels = torch.tensor(levels.codes.to_numpy(np.int64))
+    _refuse_missing((labels < 0).nonzero().flatten().tolist(), len(labels), what)
+    names = tuple(map(str, levels.categories))
+    check_several(names, len(labels), what)
     return labels, names
 
 
@@ -141,12 +163,9 @@ def encode_labels(
     """
     y = _one_column(y, what)
     if y.dtype.kind == "O":
-        missing = [i for i, value in enumerate(y) if value is None or value != value]
-        if missing:
-            raise DataError(
-                f"{what} has {len(missing)} missing of {len(y)} values, first in row {missing[0]}; "
-                "drop these rows"
-            )
+        import pandas as pd
+
+        _refuse_missing(np.flatnonzero(pd.isna(y)).tolist(), len(y), what)
         if any(all(isinstance(value, kind) for value in y) for kind in (str, (Real, np.bool_))):
             y = np.array(y.tolist())
     if y.dtype.kind in "fc":
@@ -160,6 +179,14 @@ def encode_labels(
     values, labels = np.unique(y, return_inverse=True)
     check_several(values, len(y), what)
     return torch.tensor(labels.reshape(-1).astype(np.int64)), tuple(str(v) for v in values)
+
+
+def _refuse_missing(rows: Sequence[int], num_rows: int, what: str) -> None:
+    if rows:
+        raise DataError(
+            f"{what} has {len(rows)} missing of {num_rows} values, first in row {rows[0]}; "
+            "drop these rows"
+        )
 
 
 def coded(
@@ -185,6 +212,11 @@ def coded(
     """
     if isinstance(y, Tensor):
         return y, class_names
+    if is_categorical(y):
+        labels, names = _level_labels(y, what)
+        if class_names is None:
+            return labels, names
+        y = np.array(names)[labels.numpy()]
     array = to_numpy(y, what)
     is_text = array.dtype.kind in "SU"
     if array.dtype.kind == "O":

@@ -16,9 +16,9 @@ from torch import nn
 
 from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset
-from pyro_bnn.data.labels import Task
+from pyro_bnn.data.labels import Task, is_categorical
 from pyro_bnn.data.split import Table, make_split
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.posterior.posterior import Posterior
@@ -108,6 +108,12 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _rows(self, X: ArrayLike, y: ArrayLike, **checks: Any) -> tuple[Any, Any]:
         """Rows of a fit, checked by scikit-learn; X as float64."""
+        columns = X.items() if hasattr(X, "items") else ()
+        if named := [name for name, values in columns if is_categorical(values)]:
+            raise DataError(
+                f"X: column {named[0]!r} is of dtype category, not of numbers; encode it by "
+                "OneHotEncoder in a pipeline, or convert it to numbers"
+            )
         x, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **checks)
         return _dense(x), y
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.frames import encoded
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.sklearn import BNNRegressor
 
 NUM_ROWS = 40
 
@@ -112,6 +114,38 @@ def test_what_a_csv_refuses_a_frame_refuses(frame: pd.DataFrame) -> None:
         from_frame(pd.DataFrame(np.zeros((3, 2))), target="rent")
     with pytest.raises(DataError, match="expected a data frame of pandas, got ndarray"):
         from_frame(np.zeros((3, 2)), target="rent")
+
+
+@pytest.mark.parametrize("levels", [[10, 9, 8], [0.5, 1.5, 2.5], ["x", "b", "c"], [True, False]])
+def test_a_column_of_dtype_category_is_of_categories(levels: list[Any]) -> None:
+    codes = np.random.default_rng(0).permutation(np.arange(30) % len(levels))
+    kind = pd.Categorical.from_codes(codes, pd.Index([*levels, 99]))  # 99 does not occur
+    frame = pd.DataFrame({"kind": kind, "a": np.linspace(0, 1, 30), "y": np.arange(30.0)})
+    names = tuple(f"kind={level}" for level in levels)
+    split = from_frame(frame, target="y")
+    assert split.train.input_names == (*names, "a")
+    x = encoded(frame[["a", "kind"]], split.train.input_names)
+    assert_close(x[:, :-1], torch.eye(len(levels), dtype=torch.float64)[torch.tensor(codes)])
+    split = from_frame(frame, target="kind")
+    arrays = bnn.data.from_arrays(frame[["a", "y"]], frame["kind"])
+    whole = bnn.data.Dataset(frame[["a", "y"]], frame["kind"])
+    assert whole.y.tolist() == codes.tolist()
+    again = bnn.data.Dataset(frame[["a", "y"]], frame["kind"], class_names=whole.class_names)
+    assert again.y.tolist() == codes.tolist()
+    for part, rows in ((split, split.train_rows), (arrays, arrays.train_rows)):
+        assert rows is not None
+        assert part.task == "classification"
+        assert part.train.class_names == whole.class_names == tuple(map(str, levels))
+        assert part.train.y.tolist() == codes[rows.numpy()].tolist()
+    with pytest.raises(DataError, match="target 'kind' of the data frame is of dtype category"):
+        from_frame(frame, target="kind", task="regression")
+    with pytest.raises(DataError, match="column 'kind' is of dtype category, not of numbers"):
+        BNNRegressor().fit(frame[["kind", "a"]], frame["y"])
+    missing = frame["kind"].where(frame.index != 3)
+    with pytest.raises(DataError, match="y has 1 missing of 30 values, first in row 3"):
+        bnn.data.from_arrays(frame[["a"]], missing)
+    with pytest.raises(DataError, match=r"holds one class only, .* in all 30 rows"):
+        from_frame(frame.assign(kind=kind[[0] * 30]), target="kind")
 
 
 @pytest.fixture

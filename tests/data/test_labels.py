@@ -105,3 +105,12 @@ def test_a_row_holds_counts_where_all_of_its_targets_are_counts() -> None:
     with pytest.raises(DataError, match=re.escape(expected)):
         check_counts(y)
     check_counts(y[[0, 3]])
+
+
+@pytest.mark.parametrize("dtype", [object, "string", "category"])
+def test_missing_values_of_pandas_are_told_by_row(dtype: Any) -> None:
+    for missing in (pd.NA, None, np.nan):
+        y = pd.Series(["ill", missing, "well"], dtype=dtype)
+        for values in (y, y.to_numpy(dtype=object), y.tolist()):
+            with pytest.raises(DataError, match="y has 1 missing of 3 values, first in row 1"):
+                array_labels(values)
