@@ -553,6 +553,13 @@ def packed_texts(file: Any) -> None:
     file["posterior"].create_dataset("texts", (1_000,), h5py.string_dtype(), **options)[:] = "x"
 
 
+def large_piece(file: Any) -> None:
+    """HDF5 unpacks a piece as a whole, even for one number of it; the file is large enough."""
+    file["posterior"]["filler"] = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+    shape: Any = (300 << 20,)
+    file["posterior"].create_dataset("piece", shape, "u1", chunks=shape, compression="gzip")[:1] = 1
+
+
 def nested(file: Any) -> None:
     file.create_group("/".join("a" * 2_000))
 
@@ -580,6 +587,7 @@ def virtual(file: Any) -> None:
         (pieces, "it declares more than 25[0-9] MiB, in a file of"),
         (texts, r"it declares more than \d+ MiB, in a file of"),
         (packed_texts, "'/posterior/texts' holds text in pieces"),
+        (large_piece, "'/posterior/piece' is in pieces of more than 256 MiB"),
         (nested, "maximum recursion depth"),
         (cyclic, "is in it twice"),
         (outside, "is a link to another file"),

@@ -220,7 +220,8 @@ class _Look:
         if array.chunks:
             pieces = (-(-n // part) for n, part in zip(array.shape, array.chunks, strict=True))
             self._add(math.prod(pieces) * PIECE_BYTES)
-            self._fits(math.prod(array.chunks) * array.dtype.itemsize)  # one at a time
+            if math.prod(array.chunks) * array.dtype.itemsize > FLOOR:  # unpacked one at a time
+                raise ValueError(f"{where} is in pieces of more than {FLOOR >> 20} MiB")
         self._add(array.size * array.dtype.itemsize)
         if array.dtype.kind == "O":
             step = max(1, FLOOR // self.size)  # no string is longer than the file

@@ -199,9 +199,9 @@ class Source:
     """Which rows of which data.
 
     Args:
-        data: Data set of 'pyro-bnn list', or path of a CSV or TSV file with a header, an NPZ file
-            with arrays x and y, or a folder in the UCI layout.
-        target: Column of a CSV that is predicted, or several, which are numbers.
+        data: Data set of 'pyro-bnn list', or path of a CSV (.csv, .tsv, .txt, or these with
+            .gz) or Parquet file, an NPZ file with arrays x and y, or a folder in the UCI layout.
+        target: Column of a CSV or Parquet file that is predicted, or several, which are numbers.
         task: What the target of a file is.
         split: Which training and held-out rows, from 0.
         max_rows: At most so many training rows, and held-out rows: the first of the split.

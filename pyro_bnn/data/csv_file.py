@@ -28,6 +28,9 @@ from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 Target: TypeAlias = "str | Sequence[str]"
 ROWS_AT_ONCE = 100_000  # of a file, by pandas
+MOST_CODED = 1 << 24  # numbers that text may become, whatever the size of the table
+CODED = 100  # a larger table may become so many inputs for each of its columns
+SEPARATOR_LINE = re.compile(rb'"?sep=([,;\t])"?[ ,;\t]*(?:\r\n|\n|\r)', re.IGNORECASE)
 TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 MISSING = frozenset({
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -62,11 +65,27 @@ def read_csv(path: Path, target: Target | None = None, task: Task | None = None)
         OptionError: If a target is named twice.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
-    fields = Fields.read(path)
+    return table_of(Fields.read(path), path.stem, target, task)
+
+
+def table_of(fields: Fields, name: str, target: Target | None, task: Task | None) -> Table:
+    """The data set of the fields of a file, of which the last is the target where none is named.
+
+    Args:
+        fields: The fields.
+        name: Of the data set.
+        target: As in :func:`read_csv`.
+        task: As in :func:`read_csv`.
+
+    Raises:
+        DataError: As :func:`read_csv`.
+        OptionError: As :func:`read_csv`.
+        UnknownNameError: As :func:`read_csv`.
+    """
     last = fields.header[-1]
     note = "" if target else f"The target is the last column, {last!r}; target= takes another."
     table = encode(fields, [last] if target is None else target, task)
-    return replace(table, name=path.stem, note=note)
+    return replace(table, name=name, note=note)
 
 
 def encode(fields: Fields, target: Target, task: Task | None) -> Table:
@@ -87,6 +106,7 @@ def encode(fields: Fields, target: Target, task: Task | None) -> Table:
     fields.check_missing(header)
     y, task, class_names = _targets(fields, chosen, task)
     columns = tuple(fields.describe(name) for name in header if name not in chosen)
+    _check_size(fields, columns)
     data = Dataset(
         fields.inputs(columns),
         y,
@@ -263,7 +283,10 @@ class Fields:
             "values that the fit has not seen,",
             f"known are {', '.join(map(repr, column.categories))}",
         )
-        return np.stack([text == value for value in column.categories], axis=1).astype(np.float64)
+        places = {category: place for place, category in enumerate(column.categories)}
+        found = np.zeros((len(text), len(places)))  # [N, categories]
+        found[np.arange(len(text)), [places[field] for field in text]] = 1
+        return found
 
     def numbers(self, name: str) -> Float[np.ndarray[Any, Any], " N"]:
         """The numbers of a column, float64; True and False are 1 and 0.
@@ -287,6 +310,22 @@ class Fields:
         return values
 
 
+def _check_size(fields: Fields, columns: Sequence[Column]) -> None:
+    """Refuse text whose values, each an input of its own, are far more than the table has fields.
+
+    Raises:
+        DataError: Names the column with the most values.
+    """
+    num_rows, num_inputs = len(fields), sum(len(column.inputs) for column in columns)
+    if num_rows * num_inputs > max(MOST_CODED, CODED * num_rows * len(columns)):
+        column = max(columns, key=lambda column: len(column.inputs))
+        raise DataError(
+            f"{fields.source}: column {column.name!r} is text with {len(column.inputs)} different "
+            f"values, each of which would be an input of {num_rows} rows: drop it, or put rare "
+            "values into one"
+        )
+
+
 class CSVText:
     """The text of a CSV file: its rows one after the other, or its columns at once.
 
@@ -300,11 +339,17 @@ class CSVText:
     """
 
     def __init__(self, path: Path, data: bytes) -> None:
-        self._path, self._data = path, data
-        start = data[: csv.field_size_limit()].decode(errors="ignore").lstrip("\r\n ")
-        first = re.split("[\r\n]", start, maxsplit=1)[0]
-        self.separator = max(",;\t", key=lambda mark: len(_split(first, mark)))
-        self.header = next(self._lines())[1]
+        named = SEPARATOR_LINE.match(data)  # a line such as sep=; that spreadsheets write
+        self._path, self._data = path, data[named.end() :] if named else data
+        self._above = int(named is not None)  # lines
+        start = self._data[: csv.field_size_limit()].decode(errors="ignore").lstrip("\r\n ")
+        self._first = re.split("[\r\n]", start, maxsplit=1)[0]
+        self.separator = max(",;\t", key=lambda mark: len(_split(self._first, mark)))
+        if named:
+            self.separator = named[1].decode()
+        _, self.header = next(self._lines(), (0, list[str]()))
+        if not self.header:
+            raise DataError(f"{str(path)!r} has no header")
 
     def __iter__(self) -> Iterator[list[str]]:
         """Each row below the header."""
@@ -333,18 +378,29 @@ class CSVText:
         """Each row that is not blank and the line in which it ends, the header first."""
         file = io.TextIOWrapper(io.BytesIO(self._data), encoding="utf-8", newline="")
         reader = csv.reader(file, delimiter=self.separator, skipinitialspace=True, strict=True)
-        length = 0
+        length = num_rows = 0
         try:
             for row in filter(None, reader):
                 length = length or len(row)
                 if len(row) != length:
+                    fields = "field" if length == 1 else "fields"
                     raise DataError(
-                        f"{str(self._path)!r}, line {reader.line_num}: expected {length} fields as "
-                        f"in the header, got {len(row)}; is the file truncated?"
+                        f"{self._at(reader.line_num)}: expected {length} {fields} as "
+                        f"in the header, got {len(row)}; {self._why(length, num_rows)}"
                     )
-                yield reader.line_num, row
+                yield reader.line_num + self._above, row
+                num_rows += 1
         except csv.Error as error:
-            raise DataError(f"{str(self._path)!r}, line {reader.line_num}: {error}") from error
+            raise DataError(f"{self._at(reader.line_num)}: {error}") from error
+
+    def _at(self, line: int) -> str:
+        return f"{str(self._path)!r}, line {line + self._above}"
+
+    def _why(self, length: int, num_rows: int) -> str:
+        """Why a row may have another length than the header, after so many rows that have not."""
+        if num_rows == 1 and (length == 1 or self._first.startswith("#")):
+            return f"is the first line, {self._first[:40]!r}, a comment or title? Delete it"
+        return "is the file truncated?"
 
     def _text(self, places: Sequence[int]) -> dict[int, np.ndarray[Any, Any]]:
         """The fields of some columns; equal ones of a column are one text in memory."""

@@ -102,6 +102,7 @@ class Dataset:
         elif target_names is not None and len(target_names) != y.shape[1]:
             raise ShapeError(f"y has {y.shape[1]} columns, but {len(target_names)} target_names")
         class_names = None if class_names is None else tuple(class_names)
+        _check_names(*(input_names or ()), *(target_names or ()), *(class_names or ()), target_name)
         own = (x, y, inputs, target, input_names, target_name, class_names, target_names)
         self.__dict__.update(zip((field.name for field in fields(self)), own, strict=True))
 
@@ -239,6 +240,15 @@ def random_rows(
         )
     order = torch.tensor(np.random.default_rng(seed).permutation(num_rows))
     return order[held_out:], order[:held_out]
+
+
+def _check_names(*names: str | None) -> None:
+    """Refuse names with a NUL character, which files of a fit or a report cannot hold."""
+    if bad := [name for name in names if isinstance(name, str) and "\0" in name]:
+        raise DataError(
+            f"the name {bad[0]!r} of a column, category or class has a NUL character: rename it; "
+            "in a file, save it as UTF-8"
+        )
 
 
 def _check_whole(y: Tensor, target: Standardiser | None, class_names: Sequence[str] | None) -> None:

@@ -65,7 +65,7 @@ def from_frame(
         ('town=Oslo', 'town=Rome', 'age')
     """
     check_task(task)
-    table = encode(_fields(frame), target, task)
+    table = encode(frame_fields(frame), target, task)
     train, test = rows_of_split(len(table.data), rows, test_fraction, seed)
     return make_split(table, train, test)
 
@@ -90,7 +90,7 @@ def encoded(x: ArrayLike, input_names: Sequence[str] | None) -> ArrayLike:
     if columns is None or (is_numeric and set(given) == set(input_names)):
         return x
     column_order(given, [column.name for column in columns], "x")  # refuses others
-    fields = _fields(x, min_columns=1)
+    fields = frame_fields(x, min_columns=1)
     fields.check_missing(fields.header)
     return fields.inputs(columns)
 
@@ -115,8 +115,16 @@ def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column
     ]
 
 
-def _fields(frame: Any, min_columns: int = 2) -> Fields:
+def frame_fields(
+    frame: Any, min_columns: int = 2, *, source: str = FRAME, name: str = FRAME
+) -> Fields:
     """A data frame as the fields of a CSV file.
+
+    Args:
+        frame: The data frame.
+        min_columns: Fewest columns that it may have.
+        source: What errors call it.
+        name: The same, shorter.
 
     Raises:
         DataError: If it is none, or its names of columns cannot be used.
@@ -128,21 +136,25 @@ def _fields(frame: Any, min_columns: int = 2) -> Fields:
         )
     if nameless := [name for name in frame.columns if not isinstance(name, str)]:
         raise DataError(
-            f"{FRAME} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
+            f"{source} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
             "in frame.columns = [...]"
         )
     header, plain = list(frame.columns), {}
     if len(set(header)) == len(header):  # Fields refuses others
-        plain = {name: values for name in header if (values := _plain(frame[name])) is not None}
-    text = {name: np.array(_texts(own), object) for name, own in frame.items() if name not in plain}
+        plain = {own: values for own in header if (values := _plain(frame[own])) is not None}
+    text = {
+        column: np.array(_texts(own), object)
+        for column, own in frame.items()
+        if column not in plain
+    }
     levels = {
-        name: tuple(map(str, own.cat.remove_unused_categories().cat.categories))
-        for name, own in frame.items()
+        column: tuple(map(str, own.cat.remove_unused_categories().cat.categories))
+        for column, own in frame.items()
         if is_categorical(own)
     }
     return Fields(
-        source=FRAME,
-        name=FRAME,
+        source=source,
+        name=name,
         header=header,
         plain=plain,
         text=text,

@@ -6,16 +6,19 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pyro_bnn.data.csv_file import Target, read_csv
+from pyro_bnn.data.csv_file import Target, table_of
 from pyro_bnn.data.fashion_mnist import FASHION_SETS, load_fashion
 from pyro_bnn.data.folders import load_folder
 from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
 from pyro_bnn.data.labels import Task, check_task
 from pyro_bnn.data.npz_file import load_npz
+from pyro_bnn.data.parquet_file import SUFFIXES, read_fields
 from pyro_bnn.data.sklearn_sets import SKLEARN_SETS, load_sklearn
 from pyro_bnn.data.split import Split, published_split
 from pyro_bnn.data.uci import load_uci, uci_sets
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
+
+TEXTS = (".csv", ".tsv", ".txt")
 
 
 def names() -> list[str]:
@@ -43,12 +46,13 @@ def load(
 
     Args:
         name_or_path: A registered name (see :func:`names`), which goes before a file of that name;
-            or the path of a CSV or TSV file with a header, of an NPZ file with arrays ``x`` and
+            or the path of a CSV, TSV or TXT file with a header, which may be packed by gzip, of a
+            Parquet file (with pyarrow, the extra ``parquet``), of an NPZ file with arrays ``x`` and
             ``y`` (or ``x_train, y_train, x_test, y_test``), or of a folder in the UCI layout.
             UCI sets are read from ``$PYRO_BNN_DATA/uci`` or downloaded once, MNIST and a part of
             Fashion-MNIST are read from there, all by checksum.
-        target: Column of a CSV that is predicted, or several (``["a", "b"]`` or ``"a,b"``), which
-            are numbers; the last one by default.
+        target: Column of a CSV or Parquet file that is predicted, or several (``["a", "b"]`` or
+            ``"a,b"``), which are numbers; the last one by default.
         task: ``"regression"``, ``"classification"`` or ``"counts"`` (whole numbers from 0 for a
             Poisson likelihood, not standardised) for files. By default text and truth values
             are classification, numbers in text files regression; in an NPZ whole numbers
@@ -86,16 +90,21 @@ def load(
             raise UnknownNameError("data set", name, names())
         raise DataError(f"no file or folder {str(path)!r}; check the path")
     suffix = path.suffix.lower()
-    if suffix in (".csv", ".tsv") and path.is_file():
-        return published_split(read_csv(path, target, task), split, path.name)
+    if is_table(path) and path.is_file():
+        name = path.name.split(".")[0] if suffix == ".gz" else path.stem
+        table = table_of(read_fields(path), name, target, task)
+        return published_split(table, split, path.name)
+    if suffix == ".zip":
+        raise DataError(f"{str(path)!r} is an archive: unpack it, and give the table in it")
     if target is not None:
-        raise OptionError(f"target= names a column of a CSV; {str(path)!r} is none")
+        raise OptionError(f"target= names a column of a CSV or Parquet file; {str(path)!r} is none")
     if path.is_dir():
         return load_folder(path, task, split)
     if suffix == ".npz":
         return load_npz(path, task, split)
     raise DataError(
-        f"{str(path)!r} cannot be read: expected .csv, .tsv, .npz or a folder in the UCI layout"
+        f"{str(path)!r} cannot be read: expected .csv, .tsv, .txt (or these with "
+        ".gz), .parquet, .npz or a folder in the UCI layout"
     )
 
 
@@ -116,6 +125,12 @@ def _loaders() -> dict[str, Callable[[str, int], Split]]:
         **dict.fromkeys(SKLEARN_SETS, load_sklearn),
         **dict.fromkeys(uci_sets(), load_uci),
     }
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table with named columns, by its ending."""
+    name = path.name.lower()
+    return name.removesuffix(".gz").endswith(TEXTS) or name.endswith(SUFFIXES)
 
 
 def _looks_like_path(name: str) -> bool:

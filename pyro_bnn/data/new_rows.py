@@ -1,4 +1,4 @@
-"""Rows of a CSV file that a fitted model predicts: the columns of the fit, found by name."""
+"""Rows of a table that a fitted model predicts: the columns of the fit, found by name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.csv_file import Fields, number
+from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
 
@@ -40,7 +41,7 @@ def read_new_rows(
     target: str | Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> NewRows:
-    """Read the rows of a CSV file that has the columns of a fit, in any order.
+    """Read the rows of a CSV or Parquet file that has the columns of a fit, in any order.
 
     Args:
         path: The file, with a header; see :func:`pyro_bnn.data.csv_file.read_csv`. It is read once,
@@ -54,7 +55,7 @@ def read_new_rows(
             the target has a missing value, text among numbers, a number that is not finite, or a
             category or class that the fit has not seen (names the column and the first line).
     """
-    fields = Fields.read(path, min_columns=1, once=True)
+    fields = read_fields(path, min_columns=1, once=True)
     header = fields.header
     absent = [column.name for column in columns if column.name not in header]
     if absent:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -68,6 +69,11 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             keys = SPLIT_KEYS if set(SPLIT_KEYS) <= set(members) else ("x", "y")
             used = {key: members[key] for key in keys if key in members}
             _check_memory(sum(member.file_size for member in used.values()), path)
+            declared = 0
+            for member in used.values():
+                with file.open(member) as stream:
+                    declared += 8 * _declared_size(stream, member.file_size)
+            _check_memory(declared, path)
             arrays = {key: _array(file.read(member)) for key, member in used.items()}
     except DataError:
         raise
@@ -76,8 +82,21 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             f"{str(path)!r} is truncated or no NPZ file, or holds Python objects, which are never "
             f"unpickled: {error}"
         ) from error
-    _check_memory(8 * sum(array.size for array in arrays.values()), path)
     return {name: np.empty(0) for name in members} | arrays
+
+
+def _declared_size(stream: IO[bytes], num_bytes: int) -> int:
+    """How many values an array of so many bytes has, by its header; nothing behind this is read."""
+    version = np.lib.format.read_magic(stream)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"arrays of version {version} of the format are not of plain numbers")
+    shape, _, dtype = read(stream)
+    size = math.prod(shape)
+    return min(size, num_bytes // dtype.itemsize) if dtype.itemsize else size
 
 
 def _array(member: bytes) -> np.ndarray[Any, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import gzip
 import io
 import sys
+import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from pyro_bnn.files.atomic import is_stream
 
 STANDARD = Path("-")  # input or output
 BLOCK = 1 << 24  # bytes that are read at once
+PACKED = 200  # bytes of text, or numbers, for each byte of a packed file, at most
 LONGEST_LINE = 1 << 26  # bytes; a row of a million numbers takes a third of this
 
 
@@ -27,7 +30,7 @@ def read_text(path: Path, *, once: bool = False) -> str:
     """Read a text file.
 
     Args:
-        path: The file.
+        path: The file, packed by gzip where it ends in ``.gz``.
         once: As in :func:`read_bytes`.
 
     Raises:
@@ -40,7 +43,7 @@ def read_bytes(path: Path, *, once: bool = False) -> bytes:
     """Read the bytes of a text file in UTF-8, without a byte order mark.
 
     Args:
-        path: The file.
+        path: The file, packed by gzip where it ends in ``.gz``.
         once: Whether a pipe or device is read too, which can be read only once, and standard input
             where the path is ``-``.
 
@@ -52,9 +55,17 @@ def read_bytes(path: Path, *, once: bool = False) -> bytes:
     if not (is_standard or path.is_file() or (once and is_stream(path))):
         raise DataError(f"no file {str(path)!r}; check the path")
     try:
-        source = contextlib.nullcontext(sys.stdin.buffer) if is_standard else path.open("rb")
-        with source as stream:
-            data = b"".join(_blocks(stream, path)).removeprefix(codecs.BOM_UTF8)
+        is_packed = path.suffix.lower() == ".gz"
+        with (
+            contextlib.nullcontext(sys.stdin.buffer)
+            if is_standard
+            else gzip.open(path)
+            if is_packed
+            else path.open("rb")
+        ) as stream:
+            data = b"".join(_blocks(stream, path, is_packed)).removeprefix(codecs.BOM_UTF8)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{str(path)!r} is truncated or not of gzip: {error}") from error
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     try:
@@ -69,9 +80,29 @@ def read_bytes(path: Path, *, once: bool = False) -> bytes:
     return data
 
 
-def _blocks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    length = 0  # bytes of the line so far
+def check_packing(num_fields: int, path: Path) -> None:
+    """Refuse a packed file that declares far more than such files hold.
+
+    Args:
+        num_fields: Numbers or bytes of text that it holds.
+        path: The file.
+
+    Raises:
+        DataError: If they are more than 200 for each of its bytes, and many.
+    """
+    if num_fields > max(BLOCK, PACKED * path.stat().st_size):
+        raise DataError(
+            f"{str(path)!r} unpacks to more than {PACKED} times its size: it is no table; if it "
+            "is one, unpack it or write it as CSV"
+        )
+
+
+def _blocks(stream: BinaryIO | gzip.GzipFile, path: Path, is_packed: bool) -> Iterator[bytes]:
+    length = total = 0  # bytes of the line so far, and of all
     while block := stream.read(BLOCK):
+        total += len(block)
+        if is_packed:
+            check_packing(total, path)
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
         length = length + len(block) if end < 0 else len(block) - end - 1
         if length > LONGEST_LINE:

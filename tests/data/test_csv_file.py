@@ -1,9 +1,11 @@
 """CSV files: encoding, the target, the task, and faults by column and line."""
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -296,3 +298,47 @@ def test_rows_of_another_length_are_refused(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(DataError, match=r"line [23]: expected 2 fields as in the header, got [13]"):
         read_csv(path)
+
+
+@pytest.mark.parametrize("line", ["sep=,\n", "SEP=,\r\n", '"sep=,"\n'])
+def test_a_line_with_the_separator_is_no_header(path: Path, line: str) -> None:
+    path.write_text(f"{line}a;b,y\n1,2\n3,4\n", newline="")
+    table = read_csv(path)
+    assert (table.data.input_names, table.data.target_name) == (("a;b",), "y")
+    assert table.data.y.tolist() == [2, 4]
+    path.write_text(f"{line}a,b\n1,2\n3\n", newline="")
+    with pytest.raises(DataError, match="line 4: expected 2 fields"):
+        read_csv(path)
+
+
+@pytest.mark.parametrize("first", ["# made by hand", "Flats of 2024", "# a, b, c, d"])
+def test_a_comment_or_title_on_top_is_named(path: Path, first: str) -> None:
+    path.write_text(f"{first}\na,b\n1,2\n")
+    with pytest.raises(DataError, match=re.escape(f"is the first line, {first!r}, a comment or")):
+        read_csv(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a\0,b\n1,2\n3,4\n", "a,b\0\n1,2\n3,4\n", "a,b\nx\0,2\ny,4\n", "a,b\n1,x\0z\n2,y\n"]
+)
+def test_a_nul_in_a_name_is_refused_before_a_fit(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"has a NUL character: rename it"):
+        read_csv(path)
+
+
+def test_text_of_many_values_is_refused_before_it_takes_the_memory(path: Path) -> None:
+    rows = [f"n{i // 2},{i}" for i in range(12_000)]  # 6,000 values, 72 million zeros and ones
+    path.write_text("name,y\n" + "\n".join(rows))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"'name' is text with 6000 different values, each of whi"):
+        read_csv(path)
+    assert tracemalloc.get_traced_memory()[1] < 200 * path.stat().st_size
+    tracemalloc.stop()
+
+
+def test_each_value_of_text_is_an_input(path: Path) -> None:
+    towns = [f"t{i:03}" for i in np.random.default_rng(0).integers(0, 300, 1_000)]
+    path.write_text("town,y\n" + "\n".join(f"{town},{i}" for i, town in enumerate(towns)))
+    expected = pd.get_dummies(pd.Series(towns), dtype=float).to_numpy()
+    assert_close(read_csv(path).data.x, torch.tensor(expected), rtol=0, atol=0)

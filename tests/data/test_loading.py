@@ -1,5 +1,6 @@
 """``data.load``: the way from a name or path to a split, and options that do not apply."""
 
+import gzip
 import os
 import re
 import subprocess
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from torch.testing import assert_close
 
 from pyro_bnn import data
+from pyro_bnn.data.loading import load
 from pyro_bnn.data.split import published_rows
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, UnknownNameError
 
@@ -110,7 +114,8 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     path = tmp_path / "table.xlsx"
     path.touch()
     with pytest.raises(
-        DataError, match=r"cannot be read: expected \.csv, \.tsv, \.npz or a folder"
+        DataError,
+        match=r"cannot be read: expected \.csv, \.tsv, \.txt \(or these with \.gz\), \.parquet, ",
     ):
         data.load(path)
 
@@ -118,7 +123,9 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 def test_options_that_do_not_apply(csv: Path) -> None:
     with pytest.raises(OptionError, match="diabetes has its own target; target= is for a CSV"):
         data.load("diabetes", target="bmi")
-    with pytest.raises(OptionError, match=r"target= names a column of a CSV; .* is none"):
+    with pytest.raises(
+        OptionError, match=r"target= names a column of a CSV or Parquet file; .* is none"
+    ):
         data.load(csv.parent, target="bmi")
     with pytest.raises(OptionError, match="diabetes is a regression set, it cannot be loaded for"):
         data.load("diabetes", task="classification")
@@ -154,3 +161,31 @@ def test_importing_the_room_loads_nothing_heavy() -> None:
         env=dict(os.environ),
     )
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.CSV.GZ", "t.tsv.gz", "t.txt", "t.txt.gz"])
+def test_text_files_of_other_endings_are_read_as_their_csv(tmp_path: Path, name: str) -> None:
+    frame = pd.DataFrame({"a": np.arange(20.0), "town": ["Rome", "Oslo"] * 10, "y": np.arange(20)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    text = frame.to_csv(index=False, sep="\t" if ".t" in name else ",")
+    packed = gzip.compress(text.encode()) if name.lower().endswith(".gz") else text.encode()
+    (tmp_path / name).write_bytes(packed)
+    found, expected = load(tmp_path / name), load(tmp_path / "t.csv")
+    assert (found.name, found.note, found.train.input_names) == (
+        *(expected.name, expected.note, expected.train.input_names),
+    )
+    assert torch.equal(found.train.x, expected.train.x)
+    assert torch.equal(found.train.y, expected.train.y)
+
+
+def test_archives_and_damaged_or_bursting_packed_files_are_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(b"a,b\n" + b"1,2\n" * 100)
+    for name, content, message in (
+        ("t.zip", b"PK", "is an archive: unpack it"),
+        ("t.csv.gz", b"a,b\n1,2\n", "is truncated or not of gzip"),
+        ("t.csv.gz", whole[:-12], "is truncated or not of gzip"),
+        ("t.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 2**23), "unpacks to more than 200 times"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load(tmp_path / name)

@@ -1,6 +1,7 @@
 """NPZ files: arrays, given splits, and nothing unpickled."""
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,15 @@ def test_arrays_are_counted_as_three_copies_in_float64(
     monkeypatch.setattr(npz_file, "machine_bytes", lambda: needed - 1)
     with pytest.raises(DataError, match=r"needs about 0\.0 GiB of memory, and this machine has"):
         load_npz(path, task="regression")
+
+
+def test_an_array_that_memory_cannot_hold_in_float64_is_refused_unread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(path, x=np.zeros((1_000_000, 20), np.uint8), y=np.zeros(1_000_000, np.int8))
+    monkeypatch.setattr(npz_file, "machine_bytes", lambda: 3 * 8 * 21_000_000 - 1)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"needs about 0\.5 GiB of memory"):
+        load_npz(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()

@@ -23,8 +23,8 @@ def predict(
         Path,
         typer.Argument(
             metavar="NEW.csv",
-            help="CSV or TSV file with the input columns of the fit, in any order; the target may "
-            "be there or not. - is standard input.",
+            help="CSV, TSV or Parquet file with the input columns of the fit, in any order; the "
+            "target may be there or not. - is standard input.",
         ),
     ],
     predicted: opt.Predicted,

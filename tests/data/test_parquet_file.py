@@ -1,0 +1,121 @@
+"""Parquet files: the data set of the CSV bit for bit, and what is refused."""
+
+import builtins
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pyro_bnn.data import load
+from pyro_bnn.errors import DataError, OptionError
+from tests.command_line import run
+
+pytest.importorskip("pyarrow")
+NUM_ROWS = 60
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    random = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "area": random.lognormal(0, 5, NUM_ROWS),
+            "rooms": random.integers(-(2**53), 2**53, NUM_ROWS),
+            "floor": pd.array(random.integers(0, 9, NUM_ROWS), dtype="Int64"),
+            "old": random.random(NUM_ROWS) < 0.5,
+            "town": random.choice(["Oslo", "Rome", "Zürich"], NUM_ROWS),
+            "kind": pd.Categorical(random.choice(["b", "a"], NUM_ROWS)),
+            "rent": random.normal(1_000, 100, NUM_ROWS),
+        }
+    )
+
+
+@pytest.mark.parametrize("target", ["rent", "town", "old", "floor", "kind", "area,rent"])
+@pytest.mark.parametrize("name", ["flats.parquet", "flats.pq"])
+def test_a_parquet_file_is_its_csv_bit_for_bit(
+    frame: pd.DataFrame, target: str, name: str, tmp_path: Path
+) -> None:
+    frame.to_csv(tmp_path / "flats.csv", index=False)
+    frame.to_parquet(tmp_path / name)
+    expected, found = (load(tmp_path / each, target=target) for each in ("flats.csv", name))
+    assert (found.task, found.name, found.note) == (expected.task, expected.name, expected.note)
+    assert found.columns == expected.columns
+    for part, known in ((found.train, expected.train), (found.test, expected.test)):
+        for field in ("input_names", "target_name", "target_names", "class_names"):
+            assert getattr(part, field) == getattr(known, field)
+        pairs = [(part.x, known.x), (part.y, known.y)]
+        for units, those in ((part.inputs, known.inputs), (part.target, known.target)):
+            assert (units is None) == (those is None)
+            if units is not None and those is not None:
+                pairs += [(units.loc, those.loc), (units.scale, those.scale)]
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
+
+
+def test_the_last_column_is_the_target_and_missing_values_are_told(
+    frame: pd.DataFrame, tmp_path: Path
+) -> None:
+    path = tmp_path / "flats.parquet"
+    frame.to_parquet(path)
+    assert load(path).train.target_name == "rent"
+    frame.astype({"town": object}).assign(town=[None, *frame["town"][1:]]).to_parquet(path)
+    with pytest.raises(DataError, match=r"flats.parquet' has missing values: 'town' in 1 row"):
+        load(path)
+
+
+@pytest.mark.parametrize("values", [[[1, 2]] * 9, [{"a": 1}] * 9, [b"ab"] * 9])
+def test_columns_of_other_types_are_refused_by_name(values: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"what": values, "y": np.arange(9.0)}).to_parquet(path)
+    with pytest.raises(DataError, match=r"column 'what' is of type .*; expected numbers, truth va"):
+        load(path)
+
+
+def test_damaged_files_and_files_that_declare_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"a": np.zeros(10_000_000, "i1"), "y": 0.0}).to_parquet(path)
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
+        load(path)
+    pd.DataFrame({"a": np.arange(50.0), "y": 0.0}).to_parquet(path)
+    for damage in (path.read_bytes()[:-9], b"", b"a,b\n1,2\n"):
+        path.write_bytes(damage)
+        with pytest.raises(DataError, match="is truncated or no Parquet file"):
+            load(path)
+
+
+def test_without_pyarrow_the_message_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.parquet"
+    path.touch()
+    whole = builtins.__import__
+
+    def without(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return whole(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(OptionError, match=re.escape("pip install 'pyro-bnn[parquet]'")):
+        load(path)
+
+
+@pytest.mark.slow("runs whole commands")
+def test_fit_and_predict_of_parquet_are_those_of_csv(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame = frame.drop(columns="rooms").assign(area=np.log(frame["area"]))
+    frame.to_csv(tmp_path / "flats.csv", index=False)
+    frame.to_parquet(tmp_path / "flats.parquet")
+    written = []
+    for ending in ("csv", "parquet"):
+        data, fit = tmp_path / f"flats.{ending}", tmp_path / ending
+        options = ("--method", "auto-normal", "--steps", "20", "--hidden", "3", "--out", fit)
+        done = run("fit", "--data", data, *options)
+        assert (done.code, done.err) == (0, "")
+        table = tmp_path / f"of_{ending}.csv"
+        done = run("predict", data, "--posterior", fit, "--out", table, "--samples", "20")
+        assert (done.code, done.err) == (0, "")
+        written.append(pd.read_csv(table))
+    pd.testing.assert_frame_equal(*written, check_exact=True)
