@@ -24,12 +24,14 @@ from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, check_several, encode_labels
 from pyro_bnn.data.split import Column, Table
 from pyro_bnn.data.tables import read_bytes, to_number
+from pyro_bnn.data.written import are_codes, are_dates, marks
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 Target: TypeAlias = "str | Sequence[str]"
 ROWS_AT_ONCE = 100_000  # of a file, by pandas
 MOST_CODED = 1 << 24  # numbers that text may become, whatever the size of the table
 CODED = 100  # a larger table may become so many inputs for each of its columns
+WHOLE = re.compile(r"[-+]?(\d+)(?:\.0*)?")
 SEPARATOR_LINE = re.compile(rb'"?sep=([,;\t])"?[ ,;\t]*(?:\r\n|\n|\r)', re.IGNORECASE)
 TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 MISSING = frozenset({
@@ -85,7 +87,7 @@ def table_of(fields: Fields, name: str, target: Target | None, task: Task | None
     last = fields.header[-1]
     note = "" if target else f"The target is the last column, {last!r}; target= takes another."
     table = encode(fields, [last] if target is None else target, task)
-    return replace(table, name=name, note=note)
+    return replace(table, name=name, note=f"{note} {table.note}".strip())
 
 
 def encode(fields: Fields, target: Target, task: Task | None) -> Table:
@@ -115,7 +117,22 @@ def encode(fields: Fields, target: Target, task: Task | None) -> Table:
         class_names=class_names,
         target_names=chosen if len(chosen) > 1 else None,
     )
-    return Table(data, task, fields.name, columns=columns)
+    return Table(data, task, fields.name, _told(columns), columns)
+
+
+def _told(columns: Sequence[Column]) -> str:
+    """What a reader should know of how columns were read."""
+    coded = [column for column in columns if column.categories and are_codes(column.categories)]
+    return " ".join(
+        f"Column {column.name!r} is of codes with leading zeros, such as "
+        f"{_code(column.categories or ())!r}: categories, not numbers."
+        for column in coded
+    )
+
+
+def _code(values: Iterable[str]) -> str:
+    """The first value with a leading zero."""
+    return next(value for value in values if len(value) > 1 and value[0] == "0")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,7 +145,7 @@ class Fields:
         separator: Between fields of a file: comma, semicolon or tab, as the header has them.
         header: Names of the columns.
         plain: Columns of which every field is a number, finite and below 2^53, float64 ``[N]``.
-        text: The fields of all other columns as they stand there ``[N]``.
+        text: The fields of all other columns without blanks around them ``[N]``.
         rows: All rows as text, made anew each time that they are asked for.
         place: Where a row stands, as errors say it: the line of a file that it ends in.
         min_columns: Fewest columns that there may be.
@@ -190,7 +207,7 @@ class Fields:
         if name in self.text:
             return self.text[name]
         column = self.header.index(name)
-        return np.array([row[column] for row in self.rows], dtype=object)
+        return np.array([row[column].strip() for row in self.rows], dtype=object)
 
     def refuse(self, name: str, rows: Sequence[int], what: str, hint: str) -> None:
         """Refuse a column for what it holds in some rows, where there are any.
@@ -239,6 +256,8 @@ class Fields:
         if name in self.levels:
             return Column(name, self.levels[name])
         text = self.text[name]
+        if are_codes(text):
+            return self._categories(name, f"of codes with leading zeros, such as {_code(text)!r},")
         if not np.isnan([number(field) for field in text]).any():
             return Column(name)
         other = [i for i, field in enumerate(text) if math.isnan(number(field, {}))]
@@ -250,13 +269,49 @@ class Fields:
         if 2 * (len(text) - len(other) + len(commas)) > len(text):
             hint = "write decimals with a point, 1.5, and thousands without a separator, 1500"
             self.refuse(name, commas, "commas in its numbers,", hint)
-        if 2 * len(other) < len(text) and not are_classes:
-            self.refuse(name, other, "numbers, but not", "mend these fields")
-        categories = tuple(sorted(set(text)))
-        if len(categories) > max(20, len(text) // 2):
+        if not are_classes:
+            self._check_written(name, other)
+            if 2 * len(other) < len(text):
+                self.refuse(name, other, "numbers, but not", "mend these fields")
+        return self._categories(name, "text")
+
+    def _check_written(self, name: str, other: Sequence[int]) -> None:
+        """Refuse numbers with a mark, and dates, which would be categories.
+
+        Args:
+            name: Of the column.
+            other: Rows whose fields are no plain numbers.
+
+        Raises:
+            DataError: Names the mark, or says that they are dates.
+        """
+        text = self.text[name]
+        found = marks(set(text))
+        marked = [i for i in other if text[i] in found]
+        if 2 * (len(text) - len(other) + len(marked)) > len(text) and marked:
+            hint = (
+                "write plain numbers, all in one unit, such as -1500.5; categories begin with a "
+                "letter, and a target of classes has task='classification'"
+            )
+            self.refuse(name, marked, f"numbers with {found[text[marked[0]]]!r},", hint)
+        if are_dates({text[i] for i in other}):
+            hint = (
+                "write numbers, such as days since the first one, the month or the hour, or drop "
+                "the column; pandas.to_datetime reads dates"
+            )
+            self.refuse(name, other, "dates or times", hint)
+
+    def _categories(self, name: str, what: str) -> Column:
+        """Text as categories.
+
+        Raises:
+            DataError: If there are too many.
+        """
+        categories = tuple(sorted(set(self.text[name])))
+        if len(categories) > max(20, len(self) // 2):
             raise DataError(
-                f"{self.source}: column {name!r} is text with {len(categories)} different "
-                f"values in {len(text)} rows; an identifier or free text is neither an input nor "
+                f"{self.source}: column {name!r} is {what} with {len(categories)} different "
+                f"values in {len(self)} rows; an identifier or free text is neither an input nor "
                 "classes: drop it, or name another column as the target"
             )
         return Column(name, categories)
@@ -297,15 +352,22 @@ class Fields:
         if name in self.plain:
             return self.plain[name]
         text = self.text[name]
+        if are_codes(text):
+            codes = [i for i, field in enumerate(text) if len(field) > 1 and field[0] == "0"]
+            hint = "the fit had numbers there: write them without zeros in front"
+            self.refuse(name, codes, "codes with leading zeros", hint)
         values = np.array([number(field) for field in text])
         bad = np.flatnonzero(~np.isfinite(values)).tolist()
         self.refuse(name, bad, "something else than finite numbers,", "mend these fields")
         lost = [
             i
             for i in np.flatnonzero(np.abs(values) >= EXACT).tolist()
-            if text[i].lstrip("+-").isdecimal() and abs(int(text[i])) > EXACT
+            if (digits := WHOLE.fullmatch(text[i])) and int(digits[1]) > EXACT
         ]
-        hint = "different ones would become equal: subtract an offset, or drop an identifier"
+        hint = (
+            "different ones would become equal: subtract an offset, drop an identifier, or write "
+            "floating numbers as 1.5e16"
+        )
         self.refuse(name, lost, "whole numbers beyond 2^53, which float64 does not all have,", hint)
         return values
 
@@ -408,7 +470,8 @@ class CSVText:
         known: list[dict[str, str]] = [{} for _ in places]
         for row in self:
             for place, column, same in zip(places, found, known, strict=True):
-                column.append(same.setdefault(row[place], row[place]))
+                field = row[place].strip()
+                column.append(same.setdefault(field, field))
         return {p: np.array(c, dtype=object) for p, c in zip(places, found, strict=True)}
 
     def _plain(self) -> dict[int, np.ndarray[Any, Any]]:

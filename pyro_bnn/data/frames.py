@@ -191,4 +191,7 @@ def _texts(column: Any) -> list[str]:
     """
     numbers = column.dtype.kind == "f"  # float32 and wider ones have all their digits in float64
     values = column.to_numpy(dtype=np.float64 if numbers else object, na_value=np.nan)
-    return list(map(str, np.where(column.isna(), np.nan, values).tolist()))
+    fields = np.where(column.isna(), np.nan, values).tolist()
+    if numbers:  # those beyond 2^53 not as whole numbers, of which they are none
+        return [f"{value:.16e}" if abs(value) >= EXACT else str(value) for value in fields]
+    return [str(value) if is_categorical(column) else str(value).strip() for value in fields]

@@ -322,7 +322,7 @@ def test_marks_line_ends_quotes_and_empty_lines_change_no_number(
         ([str(2**53 + i) for i in range(9)], "in 8 rows, first '9007199254740993' in line 3; diff"),
         ([str(-(2**53) - i) for i in range(9)], "does not all have, in 8 rows, first '-90071"),
         ([str(2**70 + i) for i in range(9)], "in 9 rows, first '1180591620717411303424' in line 2"),
-        (["1_000", *"12345678"], "holds numbers, but not in 1 row, first '1_000' in line 2"),
+        (["1_000", *"12345678"], "holds numbers with '_', in 1 row, first '1_000' in line 2"),
     ],
 )
 def test_numbers_of_a_csv_never_become_categories(

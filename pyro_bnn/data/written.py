@@ -1,0 +1,108 @@
+"""How fields of text are written: numbers with a mark, dates, codes with leading zeros."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+CURRENCY = (
+    r"(?:[A-Z]{0,2}[$\u00a2-\u00a5\u0e3f\u20a0-\u20cf]|EUR|USD|GBP|CHF|JPY|CNY|INR|Rs\.?|kr\.?)"
+)
+GROUPS = r"\d{1,3}(?:[\s'’_]\d{3})+(?:[.,]\d+)?|\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?"  # of thousands
+MARKED = re.compile(
+    rf"""(?P<bracket>\()? \s*+ (?P<bound>[<>≤≥~≈]=?)? \s*+ (?P<sign>[-+\u2212\u2013])? \s*+
+    (?P<before>{CURRENCY})? \s*+ [-+]?
+    (?: (?P<groups>{GROUPS}) | (?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)? )
+    (?P<gap>\s*+) (?: (?P<after>[%‰°]|{CURRENCY}) | (?P<unit>[^\W\d_][\w/.²³%]*) )? \s*+
+    (?(bracket)\))""",
+    re.VERBOSE,
+)
+DATE = re.compile(
+    r"(?:\d{4}([-/.])\d{1,2}(?:\1\d{1,2})?|\d{1,2}([-/.])\d{1,2}\2\d{4}|\d{1,2}/\d{1,2}/\d{2}"
+    r"|(?=.*\d)(?=.*\d{4}).*\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*)"
+    r"(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s*[ap]\.?m\.?)?",
+    re.IGNORECASE,
+)
+FEWEST = 3  # values that are numbers with a unit or a bound, and no two classes such as <=50K, >50K
+MOST_UNITS = 5
+LONGEST = 40  # characters of a number or date
+MOST_DATES = 1_000  # that are read, of many
+
+
+def marks(values: Collection[str]) -> Mapping[str, str]:
+    """The marks of those values that are numbers but for a mark, such as ``%`` of ``5 %``.
+
+    Marks are currencies, ``%``, separators of thousands, brackets, dashes for a minus, bounds as in
+    ``<5``, and units. Units and bounds mark numbers only where all values are numbers, three or
+    more, with fewer units than values: ``1st`` and ``2nd``, ``<18``, ``18-30`` and ``>30`` are
+    categories.
+
+    Args:
+        values: The different fields of a column.
+
+    Example:
+        >>> marks(["5 %", "-$5", "ill"]), marks(["5 kg", "6 kg", "7"])
+        ({'5 %': '%', '-$5': '$'}, {'5 kg': 'kg', '6 kg': 'kg'})
+        >>> marks(["1st", "2nd", "3rd"]), marks(["<=50K", ">50K"])
+        ({}, {})
+    """
+    parts = {value: found for value in values if (found := _whole(MARKED, value))}
+    units = {found["gap"] + found["unit"] for found in parts.values() if found["unit"]}
+    few = min(len(values) - 1, MOST_UNITS)
+    are_units = len(units) < 2 or (len(units) <= few and all(unit[0].isspace() for unit in units))
+    is_measured = len(parts) == len(values) >= FEWEST and are_units
+    named = {value: _mark(found, is_measured) for value, found in parts.items()}
+    return {value: mark for value, mark in named.items() if mark}
+
+
+def _whole(pattern: re.Pattern[str], value: str) -> re.Match[str] | None:
+    return pattern.fullmatch(value) if len(value) <= LONGEST else None
+
+
+def _mark(found: re.Match[str], is_measured: bool) -> str:
+    """The mark of a number, empty where it has none or may be a category."""
+    if (found["unit"] or found["bound"]) and not (is_measured or found["before"]):
+        return ""
+    dash = (found["sign"] or "").strip("+-")
+    separator = re.search(r"[^\d]", found["groups"] or "")
+    brackets = "()" if found["bracket"] else ""
+    named = (found["bound"], found["before"], found["after"], found["unit"], dash, brackets)
+    return next(filter(None, named), separator[0] if separator else "")
+
+
+def are_dates(values: Iterable[str]) -> bool:
+    """Whether all values are dates or times of day, as ``2024-01-31``, ``5 Jan 2024``, ``10:30``.
+
+    Args:
+        values: The different fields of a column.
+
+    Example:
+        >>> are_dates(["2024-01-31", "2024-02-28"]), are_dates(["18-30", "31-50"])
+        (True, False)
+    """
+    import pandas as pd
+
+    values = sorted(values)
+    if not all(_whole(DATE, value) for value in values):
+        return False
+    some = pd.Series(values[:MOST_DATES])
+    for day_first in (False, True):
+        options = {"format": "mixed", "errors": "coerce", "utc": True, "dayfirst": day_first}
+        if pd.to_datetime(some, **options).notna().all():
+            return True
+    return False
+
+
+def are_codes(values: Iterable[str]) -> bool:
+    """Whether values are of digits alone and some begin with 0, as a number does not: ``01234``.
+
+    Args:
+        values: Fields of a column.
+
+    Example:
+        >>> are_codes(["01234", "99999"]), are_codes(["0", "10"]), are_codes(["007", "1.5"])
+        (True, False, False)
+    """
+    values = list(values)
+    are_padded = any(len(value) > 1 and value[0] == "0" for value in values)
+    return are_padded and all(value.isdecimal() for value in values)
