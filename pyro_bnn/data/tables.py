@@ -22,6 +22,12 @@ from pyro_bnn.files.atomic import is_stream
 
 STANDARD = Path("-")  # input or output
 BLOCK = 1 << 24  # bytes that are read at once
+OTHER_KINDS = {
+    b"PK\x03\x04": "an archive or a spreadsheet: unpack it, or save the table in it as CSV",
+    b"\x1f\x8b": "packed by gzip: give it a name that ends in .gz",
+    b"PAR1": "a Parquet file: give it a name that ends in .parquet",
+}
+"""What files that are no text begin with, and what to do with them."""
 PACKED = 200  # bytes of text, or numbers, for each byte of a packed file, at most
 LONGEST_LINE = 1 << 26  # bytes; a row of a million numbers takes a third of this
 
@@ -68,6 +74,9 @@ def read_bytes(path: Path, *, once: bool = False) -> bytes:
         raise DataError(f"{str(path)!r} is truncated or not of gzip: {error}") from error
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    for start, kind in OTHER_KINDS.items():
+        if data.startswith(start):
+            raise DataError(f"{str(path)!r} is {kind}")
     try:
         if not data.isascii():
             data.decode()

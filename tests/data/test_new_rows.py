@@ -1,5 +1,6 @@
 """New rows of a CSV: columns by name, categories and classes of the fit, faults by line."""
 
+import gzip
 import re
 from pathlib import Path
 
@@ -132,3 +133,24 @@ def test_a_class_that_the_fit_has_not_seen(path: Path) -> None:
 def test_a_missing_file(path: Path) -> None:
     with pytest.raises(DataError, match=re.escape(f"no file {str(path)!r}")):
         read_new_rows(path, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04\xff", "is an archive or a spreadsheet: unpack it, or save the table in it"),
+        (gzip.compress(b"a\n1\n"), "is packed by gzip: give it a name that ends in .gz"),
+        (b"PAR1\xff", "is a Parquet file: give it a name that ends in .parquet"),
+    ],
+)
+def test_files_of_other_kinds_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "new.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_new_rows(path, [Column("a")])
+
+
+def test_packed_rows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "new.csv.gz"
+    path.write_bytes(gzip.compress(b"a\n1\n2\n"))
+    assert read_new_rows(path, [Column("a")]).x.tolist() == [[1], [2]]
