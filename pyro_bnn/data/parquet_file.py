@@ -57,11 +57,19 @@ def read_parquet(path: Path) -> pd.DataFrame:
             _check_types(file.schema_arrow, path)
             check_packing(file.metadata.num_rows * file.metadata.num_columns, path)
             frame: pd.DataFrame = file.read(use_pandas_metadata=True).to_pandas()
+            frame = frame.astype(dict.fromkeys(_categorical(file.schema_arrow), "category"))
     except DataError:
         raise
     except Exception as error:  # of Arrow, whatever a damaged file makes of it
         raise DataError(f"{str(path)!r} is truncated or no Parquet file: {error}") from error
     return frame.reset_index(drop=True)
+
+
+def _categorical(schema: Any) -> list[str]:
+    """Columns that pandas wrote as categories: Parquet itself has those of text only."""
+    known = (schema.pandas_metadata or {}).get("columns", ())
+    categorical = {one["field_name"] for one in known if one["pandas_type"] == "categorical"}
+    return [name for name in schema.names if name in categorical]
 
 
 def _check_types(schema: Any, path: Path) -> None:

@@ -13,7 +13,7 @@ MARKED = re.compile(
     rf"""(?P<bracket>\()? \s*+ (?P<bound>[<>≤≥~≈]=?)? \s*+ (?P<sign>[-+\u2212\u2013])? \s*+
     (?P<before>{CURRENCY})? \s*+ [-+]?
     (?: (?P<groups>{GROUPS}) | (?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)? )
-    (?P<gap>\s*+) (?: (?P<after>[%‰°]|{CURRENCY}) | (?P<unit>[^\W\d_][\w/.²³%]*) )? \s*+
+    (?P<gap>\s*+) (?: (?P<after>[%‰°]|{CURRENCY}) | (?P<unit>[^\W\d_][\w/.²³%]*|[-+]) )? \s*+
     (?(bracket)\))""",
     re.VERBOSE,
 )
@@ -23,6 +23,7 @@ DATE = re.compile(
     r"(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s*[ap]\.?m\.?)?",
     re.IGNORECASE,
 )
+DURATION = re.compile(r"-?\d+ days?(?: \+?\d+:\d{2}:\d{2}.*)?")
 FEWEST = 3  # values that are numbers with a unit or a bound, and no two classes such as <=50K, >50K
 MOST_UNITS = 5
 LONGEST = 40  # characters of a number or date
@@ -47,9 +48,10 @@ def marks(values: Collection[str]) -> Mapping[str, str]:
         ({}, {})
     """
     parts = {value: found for value in values if (found := _whole(MARKED, value))}
-    units = {found["gap"] + found["unit"] for found in parts.values() if found["unit"]}
+    with_unit = [found for found in parts.values() if found["unit"]]
+    units = {found["unit"] for found in with_unit}
     few = min(len(values) - 1, MOST_UNITS)
-    are_units = len(units) < 2 or (len(units) <= few and all(unit[0].isspace() for unit in units))
+    are_units = len(units) < 2 or (len(units) <= few and all(found["gap"] for found in with_unit))
     is_measured = len(parts) == len(values) >= FEWEST and are_units
     named = {value: _mark(found, is_measured) for value, found in parts.items()}
     return {value: mark for value, mark in named.items() if mark}
@@ -71,7 +73,7 @@ def _mark(found: re.Match[str], is_measured: bool) -> str:
 
 
 def are_dates(values: Iterable[str]) -> bool:
-    """Whether all values are dates or times of day, as ``2024-01-31``, ``5 Jan 2024``, ``10:30``.
+    """Whether all values are dates, times or durations: ``2024-01-31``, ``5 Jan 2024``, ``10:30``.
 
     Args:
         values: The different fields of a column.
@@ -83,6 +85,8 @@ def are_dates(values: Iterable[str]) -> bool:
     import pandas as pd
 
     values = sorted(values)
+    if all(_whole(DURATION, value) for value in values):
+        return True
     if not all(_whole(DATE, value) for value in values):
         return False
     some = pd.Series(values[:MOST_DATES])

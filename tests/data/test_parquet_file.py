@@ -66,6 +66,15 @@ def test_the_last_column_is_the_target_and_missing_values_are_told(
         load(path)
 
 
+@pytest.mark.parametrize("levels", [[10, 9], [0.5, 1.5], ["x", "b"], [True, False]])
+def test_columns_of_dtype_category_are_of_categories(levels: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"kind": pd.Categorical(levels * 9), "y": np.arange(18.0)}).to_parquet(path)
+    names = tuple(f"kind={level}" for level in sorted(levels))
+    assert load(path, target="y").train.input_names == names
+    assert load(path, target="kind").train.class_names == tuple(map(str, sorted(levels)))
+
+
 @pytest.mark.parametrize("values", [[[1, 2]] * 9, [{"a": 1}] * 9, [b"ab"] * 9])
 def test_columns_of_other_types_are_refused_by_name(values: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
