@@ -42,7 +42,7 @@ def normal_mixture_quantile(
     ends = loc + z * scale
     low, high = ends.amin(0), ends.amax(0)
     spread = (scale.square().mean(0) + loc.var(0, correction=0)).sqrt()
-    q = (loc.mean(0) + z * spread).clamp(low, high)
+    q: Tensor = (loc.mean(0) + z * spread).clamp(low, high)
     precision = 4 * torch.finfo(loc.dtype).eps
     for _ in range(MOST_STEPS):
         u = (q - loc) / scale
