@@ -264,6 +264,21 @@ def scaling(found: Result) -> str:
     )
 
 
+def scaling_tables(found: Result) -> str:
+    """A row a number of rows: seconds of each stage, and the peak of memory until its end."""
+    stages = list(found["rows"][0]["stages"])
+    lines = [
+        [
+            f"{r['rows']:,}",
+            f"{r['bytes'] / 1e6:,.1f} MB",
+            duration(r["parquet"]),
+            *(f"{duration(s['seconds'])}, {s['peak_gb']:.2f} GB" for s in r["stages"].values()),
+        ]
+        for r in found["rows"]
+    ]
+    return markdown(["rows", "CSV", "read Parquet", *stages], lines)
+
+
 def nuts(found: Result) -> str:
     """The ratios to each peer; then a row an entry, with its phases."""
     ratios = [
@@ -616,6 +631,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "predict": predict,
     "devices": devices,
     "scaling": scaling,
+    "scaling-tables": scaling_tables,
     "nuts": nuts,
     "estimators": estimators,
     "natural": natural,

@@ -1,14 +1,21 @@
-"""How time grows: a step with parameters, rows and width, a prediction with draws.
+"""How time grows: a step with parameters, rows and width, a prediction with draws; large tables.
 
 A curve is fitted by t = a n^b over its largest sizes; b and its standard error stand beside the
 count of operations for n to infinity, which they need not reach: a small step is bound by the
-number of operations, not by their size, and large ones by memory.
+number of operations, not by their size, and large ones by memory. Of tables of 10^3 to 10^7 rows
+each stage of a report is run once at its defaults, in a process of its own.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import pyro
@@ -16,7 +23,7 @@ import torch
 from pyro.infer import autoguide
 
 import pyro_bnn as bnn
-from benchmarks import _plots, _settings, _tables
+from benchmarks import _plots, _settings, _tables, large_table
 from benchmarks._contenders import Compile, deterministic, mlp, ours, started, stock_pyro
 from benchmarks._networks import PyroMLP
 from benchmarks._problem import Contender, Problem
@@ -32,6 +39,7 @@ FULL_WIDTHS = (8, 16, 32, 48, 64, 96)  # 96: 10,657 weights, a factor of 10^8 nu
 SHORT = 0.02  # seconds of a block
 ENOUGH = 4.0  # seconds of all rounds at one size, if three rounds do not take longer
 QUICK_WIDTHS = (2, 4, 8)
+TABLE_ROWS = (10**3, 10**4, 10**5, 10**6, 10**7)
 MEAN_FIELD = "pyro_bnn, AutoNormal"
 FACTORISE = "Cholesky of a P x P covariance, alone"
 
@@ -188,9 +196,43 @@ def row(curve: Curve, seconds: Mapping[int, float]) -> dict[str, Any]:
     }
 
 
+def tables(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Seconds and peak memory of each stage at each number of rows; Parquet is read beside."""
+    for num_rows in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "table.csv")
+            large_table.write(path, num_rows)
+            command = [sys.executable, "-m", "benchmarks.large_table", "--stages", str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            csv_bytes = path.stat().st_size
+            path.unlink()
+            parquet = path.with_suffix(".parquet")
+            large_table.write(parquet, num_rows)
+            times = []
+            for _ in range(2):  # the first one imports
+                start = perf_counter()
+                bnn.data.load(str(parquet), target=large_table.TARGET)
+                times.append(perf_counter() - start)
+            row = {"rows": num_rows, "bytes": csv_bytes, "stages": found, "parquet": times[-1]}
+            print(f"  {row}", flush=True)
+            yield row
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure, print, and write ``scaling.json`` and a picture for each thing that grows."""
-    settings = _settings.parse("scaling", __doc__, argv, rounds=ROUNDS)
+    parts = ("curves", "tables")
+    settings = _settings.parse("scaling", __doc__, argv, rounds=ROUNDS, parts=parts)
+    found: dict[str, Any] = {}
+    if "tables" in settings.parts:
+        sizes = (100,) if settings.quick else TABLE_ROWS
+        found = _settings.result("scaling-tables", settings, list(tables(sizes)))
+        print(_tables.scaling_tables(found))
+        if settings.out is not None:
+            _settings.write(found, settings.out)
+            _tables.update(settings.out)
+    if "curves" not in settings.parts:
+        return found
     found = _settings.result("scaling", settings, measure(curves(settings), settings))
     print(_tables.scaling(found))
     if settings.out is not None:

@@ -56,7 +56,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
         with pq.ParquetFile(path) as file:
             _check_types(file.schema_arrow, path)
             check_packing(file.metadata.num_rows * file.metadata.num_columns, path)
-            frame: pd.DataFrame = file.read(use_pandas_metadata=True).to_pandas()
+            frame: pd.DataFrame = file.read(use_pandas_metadata=True).to_pandas(split_blocks=True)
             frame = frame.astype(dict.fromkeys(_categorical(file.schema_arrow), "category"))
     except DataError:
         raise
