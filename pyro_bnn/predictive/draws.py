@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -42,6 +43,10 @@ class Draws:
     def __len__(self) -> int:
         return self.num_draws
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in a file or not, has the draws themselves in place of what makes them."""
+        return _copied, (self.together().flatten(0, 1), self.num_chains, self.atoms)
+
     def chunks(self, size: int) -> Iterator[Float[Tensor, "s Q"]]:
         """The draws in chunks of ``size``, the last one with what is left."""
         held: list[Tensor] = []
@@ -61,6 +66,10 @@ class Draws:
         """All draws ``[C, S/C, Q]`` at once, each held once while they are collected."""
         z = together(self.blocks(), self.num_draws)
         return z.reshape(self.num_chains, -1, z.shape[-1])
+
+
+def _copied(z: Float[Tensor, "S Q"], num_chains: int, atoms: Atoms | None) -> Draws:
+    return replace(Draws.of(z), num_chains=num_chains, atoms=atoms)
 
 
 def together(parts: Iterable[Float[Tensor, "s ..."]], num_draws: int) -> Float[Tensor, "S ..."]:

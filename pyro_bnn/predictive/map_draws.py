@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,9 @@ class Chunks:
         self._costs: dict[object, tuple[Cost, Cost, Axes | None]] = {}
         self._graphs: dict[object, TensorFunction | None] = {}
         self._are_apart: dict[str, bool] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_graphs": {}}  # recorded anew where it is read: they hold code
 
     def over(self, name: str, fn: Function, draws: Draws, rows: Rows, params: Params) -> Pass:
         """A function over draws, not yet computed.

@@ -16,6 +16,7 @@ from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
 from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.prediction import Names, Prediction, StreamedPrediction
 from pyro_bnn.priors.prior import tensors_of
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated
 from pyro_bnn.program.terms import Batch, Params
 
@@ -30,6 +31,10 @@ def log_likelihoods(chunks: Chunks, draws: Draws, batch: Batch, params: Params) 
         return (chunks.program.log_likelihood(z, Batch(*rows), params),)
 
     return chunks.over("log likelihood", log_likelihood, draws, batch, params)
+
+
+def _tensors(program: Program, z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+    return program.predictive_tensors(z, rows[0], params)
 
 
 def predict(
@@ -66,10 +71,8 @@ def predict(
     program = chunks.program
     stream = derived_seed(seed, 1)  # z has the stream of seed
 
-    def tensors(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
-        return program.predictive_tensors(z, rows[0], params)
-
     with torch.no_grad(), isolated(stream):
+        tensors = partial(_tensors, program)
         run = chunks.over("predictive", tensors, draws, (program.inputs(x),), params)
         of_y = _OfY(run, target, has_moments=has_moments)
     refusal = run.excess(memory, of_y.kept(run))
@@ -135,39 +138,48 @@ class _OfY:
             f, *values = run.together(memory, kept=self.kept(run))
         given = Conditional(self._fn, values, run.num_rows, self._units, self._has_moments)
 
-        def log_likelihood(y: Tensor) -> Tensor:
-            rows = self._batch(run, y)
-            with isolated(seed):
-                if self._is_masked:
-                    own = log_likelihoods(run.chunks, run.draws, rows, run.params)
-                    found = log_mean(own.together(memory))
-                else:
-                    found = given.log_prob(rows.y)
-            if self._units is not None and self.is_number:  # the density in the user's units
-                found = found - self._units.scale.log().expand(self._num_outputs).sum()
-            return found
-
-        def target_log_likelihood(y: Tensor) -> Tensor:
-            densities = given.target_log_prob(self._batch(run, y).y)
-            return densities if self._units is None else densities - self._units.scale.log()
-
         return Prediction(
-            draws=lambda: given.sample(seed),
+            draws=partial(given.sample, seed),
             function_draws=f,
             means=given.means if self.is_number else None,
             variances=given.variances if self.is_number else None,
             class_probs=None if self.is_number else given.class_probs,
-            _log_likelihood=log_likelihood,
+            _log_likelihood=partial(
+                self._log_likelihood, run if self._is_masked else given, run.rows[0], seed, memory
+            ),
             is_discrete=self._is_discrete,
             is_normal=given.is_normal,
-            _target_log_likelihood=target_log_likelihood if self.has_target_densities else None,
+            _target_log_likelihood=(
+                partial(self._target_log_likelihood, given, run.rows[0])
+                if self.has_target_densities
+                else None
+            ),
             names=names,
         )
 
-    def _batch(self, run: Pass, y: Tensor) -> Batch:
-        """The rows of a pass with their y, which is in the user's units."""
+    def _log_likelihood(
+        self, given: Conditional | Pass, x: Tensor, seed: int, memory: int, y: Tensor
+    ) -> Tensor:
+        """Log densities ``[N]`` of y in the user's units, by its distribution or by the model."""
+        rows = self._batch(x, y)
+        with isolated(seed):
+            if isinstance(given, Conditional):
+                found = given.log_prob(rows.y)
+            else:
+                own = log_likelihoods(given.chunks, given.draws, rows, given.params)
+                found = log_mean(own.together(memory))
+        if self._units is not None and self.is_number:  # the density in the user's units
+            found = found - self._units.scale.log().expand(self._num_outputs).sum()
+        return found
+
+    def _target_log_likelihood(self, given: Conditional, x: Tensor, y: Tensor) -> Tensor:
+        densities = given.target_log_prob(self._batch(x, y).y)
+        return densities if self._units is None else densities - self._units.scale.log()
+
+    def _batch(self, x: Tensor, y: Tensor) -> Batch:
+        """Rows with their y, which is in the user's units."""
         if self.is_number:
             if self._target is not None:  # before y is rounded to the model's dtype
                 y = self._target.to("cpu").transform(y.cpu())
             y = y.to(device=self._program.device, dtype=self._program.dtype)
-        return self._program.batch(run.rows[0], y)
+        return self._program.batch(x, y)

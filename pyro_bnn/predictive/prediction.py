@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -397,16 +398,14 @@ class StreamedPrediction(Prediction):
         refusal: str,
         names: Names | None = None,
     ) -> None:
-        def refuse(*_: object) -> NoReturn:
-            raise OptionError(refusal)
-
+        refuse = partial(_refuse, refusal)
         super().__init__(
             draws=refuse,
             function_draws=refuse,
             means=refuse if is_number else None,
             variances=refuse if is_number else None,
             class_probs=None if is_number else refuse,
-            _log_likelihood=lambda y: self._by_rows(y, lambda block, y: block.log_prob(y)),
+            _log_likelihood=partial(self._by_rows, Prediction.log_prob),
             _target_log_likelihood=refuse if has_target_densities else None,
             names=names,
         )
@@ -426,9 +425,9 @@ class StreamedPrediction(Prediction):
         if not self.has_target_densities:
             return super().target_log_prob(y)
         observed = self._names.observed(y)
-        return self._by_rows(observed, lambda block, y: block.target_log_prob(y))
+        return self._by_rows(Prediction.target_log_prob, observed)
 
-    def _by_rows(self, y: Tensor, read: Callable[[Prediction, Tensor], Tensor]) -> Tensor:
+    def _by_rows(self, read: Callable[[Prediction, Tensor], Tensor], y: Tensor) -> Tensor:
         if y.ndim < 1 or len(y) != sum(self._sizes):
             raise ShapeError(f"y has shape {tuple(y.shape)}, x has {sum(self._sizes)} rows")
         parts = zip(self._blocks, y.split(self._sizes), strict=True)
@@ -450,6 +449,10 @@ class StreamedPrediction(Prediction):
 
     def _expected_entropy(self) -> Tensor:
         return self._moments()[1]
+
+
+def _refuse(refusal: str, *_: object) -> NoReturn:
+    raise OptionError(refusal)
 
 
 def require_kind(name: str) -> NoReturn:

@@ -3,6 +3,7 @@ r"""The predictive distribution of a Gaussian process, :math:`y \sim \mathcal N(
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import pyro.distributions as dist
@@ -55,8 +56,8 @@ class GaussianPrediction(Prediction):
             given,
             self._noise.square().expand_as(f),
             None,
-            lambda y: self.target_log_prob(y).sum(-1),
-            _target_log_likelihood=lambda y: _log_prob(y, given, self._noise),
+            self._log_prob_of_all,
+            _target_log_likelihood=partial(_log_prob, loc=given, scale=self._noise),
         )
 
     @property
@@ -74,6 +75,9 @@ class GaussianPrediction(Prediction):
         levels = torch.as_tensor(q, dtype=self._mean.dtype)
         distance: Tensor = torch.special.ndtri(levels)[..., None, None] * self.sd
         return self._mean + distance
+
+    def _log_prob_of_all(self, y: Tensor) -> Tensor:
+        return self.target_log_prob(y).sum(-1)
 
     def target_log_prob(self, y: Tensor) -> Float[Tensor, "N O"]:
         """Exact log density of each target ``[N, O]``; see `log_prob`."""

@@ -271,16 +271,10 @@ class FilePosterior:
         log_likelihood = of_rows("log_likelihood_predictions/y")
         observed = self.split.test.y[rows]
 
-        def of_observed(values: Tensor, densities: Tensor = log_likelihood) -> Tensor:
-            if not torch.equal(values.reshape(len(values), -1).to(observed), _columns(observed)):
-                raise OptionError(
-                    f"{self.path} holds densities of its own held-out y only: give split.test.y"
-                )
-            return densities
-
+        of_observed = partial(_densities, self.path, observed)
         of_targets = None
         if has(self._tree, f"predictions/{OF_TARGETS}"):
-            of_targets = partial(of_observed, densities=of_rows(f"predictions/{OF_TARGETS}"))
+            of_targets = partial(of_observed, of_rows(f"predictions/{OF_TARGETS}"))
 
         return Prediction(
             draws=of_y("predictions/y"),
@@ -288,7 +282,7 @@ class FilePosterior:
             means=of_y("predictions/y_mean") if is_number else None,
             variances=of_y("predictions/y_variance") if is_number else None,
             class_probs=None if is_number else of_rows("predictions/probs"),
-            _log_likelihood=of_observed,
+            _log_likelihood=partial(of_observed, log_likelihood),
             _target_log_likelihood=of_targets,
         )
 
@@ -414,6 +408,13 @@ class FilePosterior:
 
     def __repr__(self) -> str:
         return f"FilePosterior({str(self.path)!r}, {self.method}, {self.num_stored_draws} draws)"
+
+
+def _densities(path: Path, observed: Tensor, densities: Tensor, values: Tensor) -> Tensor:
+    """The densities of a file, of the observations that it has them of."""
+    if not torch.equal(values.reshape(len(values), -1).to(observed), _columns(observed)):
+        raise OptionError(f"{path} holds densities of its own held-out y only: give split.test.y")
+    return densities
 
 
 def _are(data: Dataset, rows: Dataset) -> bool:
