@@ -9,6 +9,8 @@ import numpy as np
 
 from pyro_bnn.errors import OptionError
 
+LARGEST_SEED = 2**32 - 1
+
 
 def plain(value: Any) -> Any:
     """A number of NumPy as one of Python; anything else as it is."""
@@ -23,6 +25,21 @@ def check_positive_int(name: str, value: object, *, minimum: int = 1) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise OptionError(f"{name} is an integer of at least {minimum}, not {value!r}")
+
+
+def check_seed(seed: object, name: str = "seed") -> None:
+    """Check a seed: the generators of torch look at 32 bits of it.
+
+    Raises:
+        OptionError: If it is no integer from 0 to 2^32 - 1.
+    """
+    seed = plain(seed)
+    check_positive_int(name, seed, minimum=0)
+    if isinstance(seed, int) and seed > LARGEST_SEED:
+        raise OptionError(
+            f"{name} is at most 2^32 - 1, not {seed}: its numbers would be those of {name}="
+            f"{seed % 2**32}, which you can pass"
+        )
 
 
 def check_positive(name: str, value: object, *, also: str = "") -> None:

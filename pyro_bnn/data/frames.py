@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,8 @@ def encoded(x: ArrayLike, input_names: Sequence[str] | None) -> ArrayLike:
         return x
     is_numeric = all(dtype.kind in "biuf" for dtype in x.dtypes)
     columns = _columns_of(input_names, given)
+    if columns is None and list(x.columns) != list(range(len(input_names))):
+        column_order(given, _named_by_user(input_names, given), "x")
     if columns is None or (is_numeric and set(given) == set(input_names)):
         return x
     column_order(given, [column.name for column in columns], "x")  # refuses others
@@ -113,6 +116,21 @@ def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column
     return [
         Column(name, None if known is None else tuple(known)) for name, known in categories.items()
     ]
+
+
+def _named_by_user(input_names: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The columns before they were encoded: ``"town"`` for ``"town=Oslo"`` and ``"town=Rome"``.
+
+    Names that are given as they are after it stay.
+    """
+    starts = Counter(name.partition("=")[0] for name in input_names if "=" in name)
+    kept = {name.partition("=")[0] for name in given if name in input_names and "=" in name}
+    names: dict[str, None] = {}
+    for name in input_names:
+        start = name.partition("=")[0]
+        is_category = start in given or (starts[start] > 1 and start not in kept)
+        names[start if name not in given and is_category else name] = None
+    return list(names)
 
 
 def frame_fields(

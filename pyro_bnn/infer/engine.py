@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from pyro_bnn.checks import check_positive_int, plain
+from pyro_bnn.checks import check_seed, plain
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
@@ -121,8 +121,8 @@ class Engine(ABC, Generic[P]):
             init: Where to start: a posterior, a trained module, or values of sites. What it leaves
                 out starts as it does without it. Chains start at draws of a posterior, means at its
                 mean; a guide of the form of that of the posterior takes all that this one has.
-            seed: Seed, >= 0, of the start, the noise and the order of the data. Results repeat
-                exactly for a seed on one machine with one number of threads.
+            seed: Seed, from 0 to 2^32 - 1, of the start, the noise and the order of the data.
+                Results repeat exactly for a seed on one machine with one number of threads.
             progress: Whether to show a progress bar.
             on_step: Called after every 100 steps, and after the last, with ``step``, ``objective``
                 and ``seconds`` (:class:`~pyro_bnn.infer.run.Reached`): where a run is logged.
@@ -150,13 +150,13 @@ class Engine(ABC, Generic[P]):
             FileFormatError: If the checkpoint is damaged, foreign or newer.
             Interrupted: If Ctrl-C came; holds the posterior that was reached, where there is one.
             ModelError: If the model breaks the contract, or the engine does not serve it.
-            OptionError: If the seed is negative, an option has no effect or does not serve the
+            OptionError: If the seed is none, an option has no effect or does not serve the
                 model, or there is a checkpoint in the folder already and ``resume`` is False.
             OutputError: If the checkpoint cannot be written.
             SiteError: If a site of the model is not served.
         """
         seed = plain(seed)
-        check_positive_int("seed", seed, minimum=0)
+        check_seed(seed)
         began = time.perf_counter()
         self.check_batches(data)
         with isolated(seed):

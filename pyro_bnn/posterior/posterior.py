@@ -36,6 +36,7 @@ from pyro_bnn.predictive.prediction import Names, Prediction
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
+from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch, Params
 
 NUM_SAMPLES = 1_000  # draws by default
@@ -200,6 +201,7 @@ class Posterior(ABC):
 
     # Draws
 
+    @isolated()
     def sample(
         self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
     ) -> dict[str, Tensor]:
@@ -220,6 +222,7 @@ class Posterior(ABC):
             self.unconstrained(num_samples, seed, group_by_chain=group_by_chain)
         )
 
+    @isolated()
     def hyperparameters(
         self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
     ) -> dict[str, Tensor]:
@@ -242,6 +245,7 @@ class Posterior(ABC):
             return values
         return {name: v.unflatten(0, (draws.num_chains, -1)) for name, v in values.items()}
 
+    @isolated()
     def function_draws(
         self,
         x: ArrayLike,
@@ -273,6 +277,7 @@ class Posterior(ABC):
         ).together(memory)
         return f.unflatten(0, (draws.num_chains, -1)) if group_by_chain else f
 
+    @isolated()
     def predict(
         self,
         x: ArrayLike,
@@ -327,6 +332,7 @@ class Posterior(ABC):
 
     # Densities
 
+    @isolated()
     def log_likelihood(
         self,
         data: Data,
@@ -355,6 +361,7 @@ class Posterior(ABC):
         (values,) = run.together(memory)
         return values.unflatten(0, (run.draws.num_chains, -1)) if group_by_chain else values
 
+    @isolated()
     def log_joint(
         self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> Float[Tensor, " S"]:
@@ -391,6 +398,7 @@ class Posterior(ABC):
         )
         return total.to(prior.dtype) + prior
 
+    @isolated()
     def densities(
         self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
@@ -401,6 +409,7 @@ class Posterior(ABC):
         """
         return self.log_joint(data, num_samples, seed), self.log_q(num_samples, seed)
 
+    @isolated()
     def elbo(
         self, data: Data, num_samples: int | None = None, seed: int = 0
     ) -> tuple[float, float]:
@@ -421,6 +430,7 @@ class Posterior(ABC):
             )
         return estimated_elbo(*self.densities(data, num_samples, seed))
 
+    @isolated()
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the approximation at its draws, unconstrained.
 
@@ -434,6 +444,7 @@ class Posterior(ABC):
 
     # Export
 
+    @isolated()
     def to_arviz(
         self,
         train: Dataset,
@@ -529,6 +540,7 @@ class Posterior(ABC):
         return storage.draws_contents(z, log_q, self.sample_stats)
 
     @staticmethod
+    @isolated()
     def load(path: str | Path, model: Model) -> Posterior:
         """Read a posterior written by :meth:`save`.
 
@@ -551,6 +563,7 @@ class Posterior(ABC):
         cls = LaplacePosterior if of_laplace else GuidePosterior
         return cls(program, contents, provenance)
 
+    @isolated()
     def batch(self, data: Data) -> Batch:
         """Rows of data as the functions of the program take them.
 
@@ -655,6 +668,7 @@ class GuidePosterior(Posterior):
         with torch.no_grad():
             return self.guide.draws(noise).detach()
 
+    @isolated()
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
         if not self.has_log_prob:
@@ -771,6 +785,7 @@ class DrawsPosterior(Posterior):
         chosen = self.chosen(num_samples, seed)
         return stored_draws(self._z, chosen, like=self.program.initial)
 
+    @isolated()
     def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
         """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""
         if self._stored_log_q is None:

@@ -161,8 +161,8 @@ class _OfY:
         self, given: Conditional | Pass, x: Tensor, seed: int, memory: int, y: Tensor
     ) -> Tensor:
         """Log densities ``[N]`` of y in the user's units, by its distribution or by the model."""
-        rows = self._batch(x, y)
         with isolated(seed):
+            rows = self._batch(x, y)
             if isinstance(given, Conditional):
                 found = given.log_prob(rows.y)
             else:
@@ -173,7 +173,8 @@ class _OfY:
         return found
 
     def _target_log_likelihood(self, given: Conditional, x: Tensor, y: Tensor) -> Tensor:
-        densities = given.target_log_prob(self._batch(x, y).y)
+        with isolated():
+            densities = given.target_log_prob(self._batch(x, y).y)
         return densities if self._units is None else densities - self._units.scale.log()
 
     def _batch(self, x: Tensor, y: Tensor) -> Batch:

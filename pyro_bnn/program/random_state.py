@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,16 +13,27 @@ import numpy as np
 import pyro
 import torch
 
+from pyro_bnn.checks import check_seed
+
+_one_at_a_time = [threading.RLock()]
+"""Held by the thread that uses what is one for all: torch's generator, Pyro's store and stack."""
+
+if hasattr(os, "register_at_fork"):  # a forked process lacks the thread that holds it
+    os.register_at_fork(after_in_child=lambda: _one_at_a_time.__setitem__(0, threading.RLock()))
+
 
 @contextmanager
 def isolated(seed: int | None = None) -> Iterator[None]:
     """Leave the caller's random state, parameter store and Pyro settings as they were.
 
+    Another thread waits until it ends, as these are of the process.
+
     Args:
         seed: Seed of torch's global generators inside, or None to leave them at their state.
     """
-    with own_generators(), empty_store():
+    with _one_at_a_time[0], own_generators(), empty_store():
         if seed is not None:
+            check_seed(seed)
             if torch.accelerator.is_available():
                 torch.manual_seed(seed)
             else:  # torch's own function takes a trace of the stack, three times
@@ -40,6 +53,7 @@ def own_generators() -> AbstractContextManager[None]:
 
 def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own at a seed, which may be an integer of NumPy."""
+    check_seed(seed)
     return torch.Generator(device).manual_seed(operator.index(seed))
 
 
@@ -48,7 +62,7 @@ def derived_seed(seed: int, stream: int) -> int:
     state = np.random.SeedSequence([operator.index(seed) % 2**64, stream]).generate_state(
         1, np.uint64
     )
-    return int(state[0])
+    return int(state[0]) % 2**32
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from pyro_bnn.data.arrays import ArrayLike
+from pyro_bnn.checks import LARGEST_SEED, check_seed
+from pyro_bnn.data.arrays import ArrayLike, to_tensor
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, is_categorical
 from pyro_bnn.data.split import Table, make_split
@@ -29,7 +30,6 @@ from pyro_bnn.program.random_state import derived_seed, isolated, seeded
 from pyro_bnn.registry import lookup, made
 from pyro_bnn.sklearn.building import make_engine
 
-LARGEST_SEED = 2**32 - 1
 POOLED = 2  # stream of the choice among draws of all chains
 
 
@@ -131,8 +131,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         given = {name: value for name, value in own.items() if value is not None}
         engine = make_engine(self.method, {**(self.engine_options or {}), **given})
         rows = Dataset(
-            torch.tensor(x),
-            torch.tensor(y),
+            to_tensor(x, "X"),
+            to_tensor(y, "y"),
             input_names=getattr(self, "feature_names_in_", None),
             class_names=class_names,
             target_names=target_names,
@@ -219,6 +219,7 @@ def _dense(x: Any) -> Any:
 def _seed(random_state: Any) -> int:
     """A seed: that which is given, or one drawn from a generator, by default NumPy's global one."""
     if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
+        check_seed(random_state, "random_state")
         return int(random_state)
     return int(check_random_state(random_state).randint(LARGEST_SEED, dtype=np.int64))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,26 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.program.distributions import kind_of_target
 from pyro_bnn.sklearn.building import make_likelihood
 from pyro_bnn.sklearn.estimator import BayesianEstimator, _array
+
+
+class MeanAndSd(NamedTuple):
+    """What ``predict(X, return_std=True)`` returns."""
+
+    mean: NDArray[np.float64]
+    sd: NDArray[np.float64]
+
+    @property
+    def ndim(self) -> int:
+        """None: ``TransformedTargetRegressor`` looks for it, to change the units.
+
+        Raises:
+            AttributeError: Always; says what to do.
+        """
+        raise AttributeError(
+            "a pair of mean and standard deviation has no ndim. A TransformedTargetRegressor "
+            "cannot carry a standard deviation to the units of y: use BNNRegressor without it, "
+            "which standardises y itself, or read predict(X, quantiles=0.95)"
+        )
 
 
 class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
@@ -107,20 +127,38 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
         self,
         X: ArrayLike,
         return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The mean of the predictive distribution.
+        """The mean of the predictive distribution, or its quantiles.
+
+        A ``Pipeline`` passes both options on, as in ``pipeline.predict(X, quantiles=[0.05, 0.95])``
+        and ``pipeline.predict(X, return_std=True)``. A ``TransformedTargetRegressor`` carries means
+        and a quantile, ``predict(X, quantiles=0.95)``, to the units of y, and no standard
+        deviation; the quantile is right where its transform increases.
 
         Args:
             X: Inputs ``[N, I]``.
             return_std: Whether to return its standard deviation too, noise included.
+            quantiles: A level, or Q of them, between 0 and 1: quantiles are returned, as by
+                :meth:`predict_quantiles`, and no mean.
 
         Returns:
             Means ``[N]``, or ``[N, O]`` of several targets, and with ``return_std`` a pair.
+            Quantiles of one level have the shape of means, those of several ``[N, Q]`` or
+            ``[N, O, Q]``.
+
+        Raises:
+            OptionError: If a level is not between 0 and 1, or there is ``return_std`` beside it.
         """
-        found = self.predictive(X)
+        if quantiles is not None:
+            if return_std:
+                raise OptionError("return_std is beside the mean: leave it out beside quantiles")
+            found = self.predict_quantiles(X, [*np.atleast_1d(quantiles).tolist()])
+            return found[..., 0] if np.ndim(quantiles) == 0 else found
+        predicted = self.predictive(X)
         if not return_std:
-            return self._columns(found.mean)
-        return self._columns(found.mean), self._columns(found.sd)
+            return self._columns(predicted.mean)
+        return MeanAndSd(self._columns(predicted.mean), self._columns(predicted.sd))
 
     def predict_quantiles(
         self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive_int
+from pyro_bnn.checks import check_positive_int, check_seed
 from pyro_bnn.diagnostics.simulation.uniformity import equal_bins
 from pyro_bnn.errors import DataError, DivergenceError, ModelError, SiteError
 from pyro_bnn.infer.inputs import unchanged
@@ -61,7 +61,7 @@ def simulated(
     """
     check_positive_int("num_simulations", num_simulations)
     check_positive_int("num_draws", num_draws)
-    check_positive_int("seed", seed, minimum=0)
+    check_seed(seed)
     equal_bins(num_simulations, num_ranked)
     with unchanged(model):
         program = proper_program(model, torch.as_tensor(x))

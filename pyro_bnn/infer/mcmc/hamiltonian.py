@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive_int
+from pyro_bnn.checks import check_positive_int, check_seed
 from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
@@ -177,7 +177,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             ModelError: If the model breaks the contract, or cannot be batched over data sets.
             ShapeError: If ``ys`` has not the rows of x.
         """
-        check_positive_int("seed", seed, minimum=0)
+        check_seed(seed)
         if ys.ndim < 2 or ys.shape[1] != len(x) or not len(ys):
             raise ShapeError(f"ys has shape {tuple(ys.shape)}, expected [C, {len(x)}, ...]")
         example = max(ys, key=lambda y: len(y.unique()))  # with all classes, if one has them

@@ -100,4 +100,4 @@ def _not_finite(program: Program, z: Tensor, batch: Batch) -> list[str]:
 def stream_seed(seed: int, stream: int) -> int:
     """A seed that shares no random numbers with the seed itself, nor with other streams."""
     sequence = np.random.SeedSequence(seed, spawn_key=(stream,))
-    return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+    return int(sequence.generate_state(1, np.uint64)[0] >> 1) % 2**32

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_bnn.checks import check_positive_int, plain
+from pyro_bnn.checks import check_positive_int, check_seed, plain
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides import AutoNormal, AutoNormalMixture
 from pyro_bnn.guides.parts.components import Components
@@ -114,7 +114,7 @@ def boost(
     check_positive_int("num_candidates", num_candidates)
     check_positive_int("num_draws", num_draws)
     seed = plain(seed)
-    check_positive_int("seed", seed, minimum=0)
+    check_seed(seed)
     svi = SVI(AutoNormal, num_steps=num_steps, learning_rate=learning_rate, **options)
     if svi.estimator not in ESTIMATORS:
         raise OptionError(
