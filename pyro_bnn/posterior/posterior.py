@@ -292,6 +292,10 @@ class Posterior(ABC):
         Draws of weights are made a few at a time and not kept, so that networks of any size are
         predicted within the bound.
 
+        All rows have the same draws of weights. So of a row alone, among others, and in blocks of
+        rows, f, means, sds, probabilities and densities are the same but for rounding. Draws of y
+        and quantiles are not: their noise is that of the row's place, independent between rows.
+
         Args:
             x: Inputs ``[N, I]`` in the model's (standardised) units, or the user's if ``raw``. The
                 columns of a data frame are found by their names, those of the fit, in any order;

@@ -166,7 +166,8 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
         """Quantiles of the predictive distribution, noise included.
 
         They are those of a draw of y from each draw of the posterior; which noise a row gets
-        depends on its place among the rows.
+        depends on its place among the rows, so that those of a row alone differ by Monte Carlo
+        error. Means, sds and densities are the same but for rounding.
 
         Args:
             X: Inputs ``[N, I]``.

@@ -20,6 +20,7 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import SVI
 from pyro_bnn.models import MLP
+from pyro_bnn.predictive.prediction import StreamedPrediction
 from pyro_bnn.sklearn import BNNClassifier, BNNRegressor, log_score
 
 X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float16).astype(np.float64)
@@ -152,3 +153,20 @@ def test_a_frame_is_refused_by_the_columns_of_the_user(change: Any, match: str) 
     posterior = engine.run(MLP(4, hidden=(3,)), split.train, progress=False)
     with pytest.raises(DataError, match=match):
         posterior.predict(change(frame.drop(columns="cost")), 5, raw=True)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 300_000])
+def test_a_row_has_no_neighbours(memory: int) -> None:
+    """But for the noise of draws of y, as the docstrings say."""
+    net = regressor().fit(X, Y)
+    x, y = np.tile(X, (20, 1)), np.tile(Y, 20)
+    found = net.posterior_.predict(x, 30, net.seed_, raw=True, memory=memory)
+    assert isinstance(found, StreamedPrediction) == (memory < 1 << 20)
+    log_prob = found.log_prob(y)
+    for row in (0, 7, 299, 599):
+        alone = net.predictive(x[row : row + 1])
+        for name in ("mean", "sd", "sd_epistemic", "sd_aleatoric"):
+            expected = getattr(alone, name)[0]
+            torch.testing.assert_close(getattr(found, name)[row], expected, rtol=1e-12, atol=0)
+        expected = alone.log_prob(y[row : row + 1])[0]
+        torch.testing.assert_close(log_prob[row], expected, rtol=1e-12, atol=1e-12)
