@@ -12,10 +12,11 @@ one a slope. Talts et al., 2018, arXiv:1804.06788.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from pyro_bnn.diagnostics.simulation.simulations import (
 )
 from pyro_bnn.diagnostics.simulation.uniformity import rank_among
 from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.infer.checkpoints.checkpoint import saved_in
 from pyro_bnn.infer.parallel.tasks import in_order, number_at_once
 from pyro_bnn.memory import GIB
 from pyro_bnn.program.handlers import Model
@@ -46,6 +48,7 @@ from pyro_bnn.program.terms import Batch
 
 MEND = "see the error of engine.run on one of them, or take a prior that makes fewer extreme data"
 DRAWS_AT_ONCE = 256  # whose log joint is computed
+Saved: TypeAlias = Callable[[str], dict[str, Any]]  # what an engine takes to be saved by a name
 STORED_DRAWS = 1_000  # that an engine is taken to keep where it does not say
 
 
@@ -69,6 +72,8 @@ def simulation_based_calibration(
     quantities: Mapping[str, Quantity] | None = None,
     seed: int = 0,
     progress: bool = True,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
 ) -> SimulationRanks:
     """Runs an engine on data simulated from the model, and ranks the truth among its draws.
 
@@ -88,7 +93,8 @@ def simulation_based_calibration(
         model: Pyro model with proper priors on all that is fitted.
         x: Inputs ``[N, ...]``, held fixed; y is simulated. The engine runs on these rows, so few
             make it fast.
-        engine: Any engine. One with a method ``run_each`` is given all data sets at once.
+        engine: Any engine. One with a method ``run_each`` is given all data sets at once. It takes
+            ``checkpoint`` and ``resume`` where these are given.
         num_simulations: Simulated data sets D, at least 20; 200 find gross errors, 1,000 small
             ones.
         num_draws: Draws L that the truth is ranked among; L + 1 is a multiple of 20.
@@ -96,6 +102,8 @@ def simulation_based_calibration(
             ``[S, *shape]``, to ``[S]``.
         seed: Seed of simulations, runs and draws.
         progress: Whether to show a progress bar over simulations.
+        checkpoint: Folder in which the runs are saved, each in a folder of its own.
+        resume: Whether to go on from there, with the same arguments: to the same ranks.
 
     Returns:
         Ranks, p-values, verdicts and a picture.
@@ -128,7 +136,8 @@ def simulation_based_calibration(
     scalars = Quantities(program, simulations.x, quantities)
     generator = np.random.default_rng(stream_seed(seed, TIES))
     ranks, sizes, diverging, method = [], [], [], type(engine).__name__
-    runs = _run_all(engine, program, simulations, num_draws, seed, progress=progress)
+    saved = partial(saved_in, None if checkpoint is None else Path(checkpoint), resume=resume)
+    runs = _run_all(engine, program, simulations, num_draws, seed, saved, progress=progress)
     for truth, y, run in zip(simulations.z, simulations.ys, runs, strict=True):
         if run is None or not run.z.isfinite().all():
             continue
@@ -190,6 +199,7 @@ def _run_all(
     simulations: Simulations,
     num_draws: int,
     seed: int,
+    saved: Saved,
     *,
     progress: bool,
 ) -> Iterator[_Run | None]:
@@ -201,12 +211,12 @@ def _run_all(
         own_bar, progress = progress and number_at_once() == 1, False
         run_each = partial(_run_each, engine, program.model, x, progress=own_bar)
         tasks = [
-            partial(run_each, some, stream_seed(seed, ENGINE, number))
+            partial(run_each, some, stream_seed(seed, ENGINE, number), saved, f"runs-{number}")
             for number, some in enumerate(ys.split(at_once))
         ]
     else:
         tasks = [
-            partial(_run_one, engine, program.model, x, y, num_draws, seed, number)
+            partial(_run_one, engine, program.model, x, y, num_draws, seed, number, saved)
             for number, y in enumerate(ys)
         ]
     with tqdm(total=len(ys), disable=not progress, desc="SBC", unit="simulation") as bar:
@@ -216,12 +226,23 @@ def _run_all(
 
 
 def _run_one(
-    engine: Engine, model: Model, x: Tensor, y: Tensor, num_draws: int, seed: int, number: int
+    engine: Engine,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    num_draws: int,
+    seed: int,
+    number: int,
+    saved: Saved,
 ) -> list[_Run | None]:
     """One posterior, that of the simulation of a number."""
     try:
         posterior = engine.run(
-            model, (x, y), seed=stream_seed(seed, ENGINE, number), progress=False
+            model,
+            (x, y),
+            seed=stream_seed(seed, ENGINE, number),
+            progress=False,
+            **saved(f"simulation-{number}"),
         )
     except DivergenceError:
         return [None]
@@ -236,18 +257,26 @@ def _run_one(
 
 
 def _run_each(
-    engine: RunsEach, model: Model, x: Tensor, ys: Tensor, seed: int, *, progress: bool = False
+    engine: RunsEach,
+    model: Model,
+    x: Tensor,
+    ys: Tensor,
+    seed: int,
+    saved: Saved,
+    name: str,
+    *,
+    progress: bool = False,
 ) -> list[_Run | None]:
     """Chains of all data sets; where one of them makes the engine fail, those of each half."""
     try:
-        z, stats = engine.run_each(model, x, ys, seed=seed, progress=progress)
+        z, stats = engine.run_each(model, x, ys, seed=seed, progress=progress, **saved(name))
     except DivergenceError:
         if len(ys) == 1:
             return [None]
         runs = []
         for half, part in enumerate(ys.tensor_split(2)):
-            part_seed = stream_seed(seed, ENGINE, half)
-            runs += _run_each(engine, model, x, part, part_seed, progress=progress)
+            part_seed, own = stream_seed(seed, ENGINE, half), f"{name}-{half}"
+            runs += _run_each(engine, model, x, part, part_seed, saved, own, progress=progress)
         return runs
     diverging = np.sum(stats.get("diverging", np.zeros((len(z), 1))), axis=1)
     return [

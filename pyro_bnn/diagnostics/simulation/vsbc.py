@@ -17,6 +17,8 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ from pyro_bnn.diagnostics.simulation.uniformity import rank_among
 from pyro_bnn.errors import CaptureError, DivergenceError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer import SVI
+from pyro_bnn.infer.checkpoints.checkpoint import saved_in
 from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
 from pyro_bnn.posterior.posterior import GuidePosterior
@@ -62,6 +65,8 @@ def variational_calibration(
     quantities: Mapping[str, Quantity] | None = None,
     seed: int = 0,
     progress: bool = True,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
 ) -> SimulationProbabilities:
     """Fits a guide to data simulated from the model, and asks it for the truth's probability.
 
@@ -88,6 +93,8 @@ def variational_calibration(
             ``[S, *shape]``, to ``[S]``.
         seed: Seed of simulations, fits and draws.
         progress: Whether to show a progress bar.
+        checkpoint: Folder in which the fits are saved, each run of them in a folder of its own.
+        resume: Whether to go on from there, with the same arguments: to the same probabilities.
 
     Returns:
         Probabilities, tests, verdicts and a picture.
@@ -119,7 +126,8 @@ def variational_calibration(
     estimands = Estimands(program, simulations.x, weights=weights, own=quantities)
     generator = np.random.default_rng(stream_seed(seed, TIES))
     rows, exact, method = [], dict[int, float](), type(engine).__name__
-    fits = _fits(engine, program, simulations, seed, progress=progress)
+    folder = None if checkpoint is None else Path(checkpoint)
+    fits = _fits(engine, program, simulations, seed, folder, progress=progress, resume=resume)
     for number, fit in enumerate(fits):
         if fit is None:
             continue
@@ -146,13 +154,27 @@ def variational_calibration(
 
 
 def _fits(
-    engine: Engine, program: Program, simulations: Simulations, seed: int, *, progress: bool
+    engine: Engine,
+    program: Program,
+    simulations: Simulations,
+    seed: int,
+    folder: Path | None,
+    *,
+    progress: bool,
+    resume: bool,
 ) -> Iterator[tuple[str, Guide] | None]:
     """Method and guide fitted to each simulated data set; None where the fit failed."""
     x, ys = simulations.x, simulations.ys
     if isinstance(engine, SVI) and fits_at_once(engine):
         together = fit_each(
-            engine, program, x, ys, seed=stream_seed(seed, ENGINE), progress=progress
+            engine,
+            program,
+            x,
+            ys,
+            seed=stream_seed(seed, ENGINE),
+            progress=progress,
+            checkpoint=folder,
+            resume=resume,
         )
         try:
             first = next(together)
@@ -163,17 +185,27 @@ def _fits(
                 yield None if guide is None else (type(guide).__name__, _with_density(guide))
             return
     tasks = [
-        partial(_fit, engine, program.model, x, y, stream_seed(seed, ENGINE, number))
+        partial(
+            _fit,
+            engine,
+            program.model,
+            x,
+            y,
+            stream_seed(seed, ENGINE, number),
+            saved_in(folder, f"simulation-{number}", resume=resume),
+        )
         for number, y in enumerate(ys)
     ]
     bar = tqdm(in_order(tasks), total=len(ys), disable=not progress, desc="VSBC", unit="simulation")
     yield from bar
 
 
-def _fit(engine: Engine, model: Model, x: Tensor, y: Tensor, seed: int) -> tuple[str, Guide] | None:
+def _fit(
+    engine: Engine, model: Model, x: Tensor, y: Tensor, seed: int, saved: Mapping[str, Any]
+) -> tuple[str, Guide] | None:
     """Method and guide of one fit; None where it failed."""
     try:
-        posterior = engine.run(model, (x, y), seed=seed, progress=False)
+        posterior = engine.run(model, (x, y), seed=seed, progress=False, **saved)
     except DivergenceError:
         return None
     if not isinstance(posterior, GuidePosterior):

@@ -322,6 +322,20 @@ class Checkpoint:
         self._next_save = time.monotonic() + SECONDS
 
 
+def saved_in(folder: Path | None, name: str, *, resume: bool) -> dict[str, Any]:
+    """What ``run`` of one engine of several takes, to be saved in a folder of their folder.
+
+    Args:
+        folder: Of all; None where nothing is saved.
+        name: Of the one.
+        resume: Whether to go on from there, if it was begun.
+    """
+    if folder is None:
+        return {}
+    own = folder / name
+    return {"checkpoint": own, "resume": resume and (own / NAME).exists()}
+
+
 def _check_device(before: object, now: torch.device, folder: Path) -> None:
     """Random numbers go on only from the state of a generator of the same kind."""
     if (before == "cpu") != (now.type == "cpu"):

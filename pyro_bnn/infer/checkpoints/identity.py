@@ -7,7 +7,7 @@ import json
 import math
 import platform
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyro
@@ -15,13 +15,24 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import __version__
-from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.program import Program
 
 TOLERANCE = 1e-3  # of densities: precisions and devices differ by less, models by more
+
+
+class Rows(Protocol):
+    """Inputs and targets, or the targets of several data sets with these inputs."""
+
+    @property
+    def x(self) -> Tensor:
+        """The inputs."""
+
+    @property
+    def y(self) -> Tensor:
+        """The targets."""
 
 
 class Identity:
@@ -46,7 +57,7 @@ class Identity:
     def __init__(
         self,
         program: Program,
-        dataset: Dataset,
+        dataset: Rows,
         *,
         engine: str,
         options: dict[str, Any],
@@ -144,7 +155,7 @@ def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
     return [first, *norms, *others]
 
 
-def _checksum(dataset: Dataset, *, in_order: bool) -> str:
+def _checksum(dataset: Rows, *, in_order: bool) -> str:
     rows = [_bytes_of_rows(values) for values in (dataset.x, dataset.y)]
     if not in_order:
         joint = np.hstack(rows)

@@ -12,7 +12,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,6 +22,7 @@ from pyro_bnn.checks import check_positive_int, check_seed
 from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.compiling import check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import unchanged
@@ -33,6 +35,7 @@ from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.run import drive
 from pyro_bnn.posterior.nature import Fault, Kind
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.handlers import Model
@@ -40,6 +43,14 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
 logger = logging.getLogger("pyro_bnn")
+
+
+class DataSets(NamedTuple):
+    """Inputs ``x [N, I]`` and the targets ``y [C, N, ...]`` of several data sets."""
+
+    x: Tensor
+    y: Tensor
+
 
 TYPICAL_STEPS = 64  # of leapfrog a draw of NUTS; of trajectories of found length
 TYPICAL_LENGTH = 24
@@ -155,6 +166,8 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         *,
         seed: int = 0,
         progress: bool = True,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
     ) -> tuple[Tensor, dict[str, NDArray[Any]]]:
         """Sample the posteriors of many data sets with the same inputs, one chain for each.
 
@@ -167,12 +180,16 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             ys: Targets of each data set ``[C, N]`` or ``[C, N, O]``.
             seed: Seed, >= 0.
             progress: Whether to show a progress bar over all chains.
+            checkpoint: Folder in which the state of the run is saved, as :meth:`run` does.
+            resume: Whether to go on from there.
 
         Returns:
             Draws z ``[C, S, P]``, and the statistics of each ``[C, S]``.
 
         Raises:
             CaptureError: If ``compile=True`` and the step cannot be compiled.
+            DataError, FileFormatError, OptionError, OutputError, SiteError: Of a checkpoint, as
+                :meth:`run` raises them.
             DivergenceError: If a chain finds no starting point of finite density.
             ModelError: If the model breaks the contract, or cannot be batched over data sets.
             ShapeError: If ``ys`` has not the rows of x.
@@ -187,10 +204,25 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             self._check(program, name)
             target = of_each(program, [program.batch(x, y) for y in ys])
             starts = find_starts(target, None, len(ys), seed)
-            run = self._sampling(target, starts, start, seed=seed, title=name, progress=progress)
-            with run.bar(show=progress):
-                result = run.to_the_end()
-        return result.z, run.sample_stats
+            saves = Checkpoint(
+                checkpoint,
+                resume=resume,
+                identify=lambda: Identity(
+                    program,
+                    DataSets(x, ys),
+                    engine=name,
+                    options=asdict(self),
+                    seed=seed,
+                    trains_params=False,
+                ),
+                device=program.device,
+                start=start,
+            )
+            run = self._sampling(
+                target, starts, start, seed=seed, title=name, progress=progress, saves=saves
+            )
+            drive(run, saves, progress=progress)
+        return run.result().z, run.sample_stats
 
     def _sampling(
         self,
