@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shlex
 import signal
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from pyro_bnn.cli.saved_fit import SavedFit
+from pyro_bnn.cli.signals import taken_as_ctrl_c
 from pyro_bnn.infer.checkpoints.checkpoint import NAME, read_checkpoint
 from tests.command_line import run
 from tests.interruptible import interruptible
@@ -43,11 +45,14 @@ FIT = ("fit", "--data", "moons", "--hidden", "2", "--method", "auto-normal", "--
 LONGEST = 300.0  # s, under a load that is not ours
 
 
-def stopped(*args: str, saved: Path) -> tuple[int, str, str]:
-    """The exit code, output and errors of a command that Ctrl-C reaches after its first save."""
+def stopped(
+    *args: str, saved: Path, by: signal.Signals = signal.SIGINT, temporary: Path | None = None
+) -> tuple[int, str, str]:
+    """The exit code, output and errors of a command that is stopped after its first save."""
+    own = {} if temporary is None else {"TMPDIR": str(temporary)}
     process = subprocess.Popen(
         interruptible(sys.executable, "-c", SLOWLY, *args),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **own},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,7 +63,7 @@ def stopped(*args: str, saved: Path) -> tuple[int, str, str]:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < end
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         out, err = process.communicate(timeout=LONGEST)
     finally:
         process.kill()  # a failure, not a hang
@@ -93,10 +98,64 @@ def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None
     assert torch.equal(parts.unconstrained(5)[0], whole.unconstrained(5)[0])
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("ignores_ctrl_c", [False, True])
+def test_a_batch_system_or_a_closed_terminal_stops_a_command_as_ctrl_c_does(
+    name: str, expected: int, ignores_ctrl_c: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the background of a shell, where Ctrl-C is ignored."""
+    if ignores_ctrl_c:
+        monkeypatch.setattr("tests.test_cli_interrupts.interruptible", ignoring)
+    saved, temporary = tmp_path / "saved", tmp_path / "temporary"
+    temporary.mkdir()
+    command = [*FIT, "--steps", str(STEPS), "--out", str(tmp_path / "out")]
+    command += ["--checkpoint", str(saved)]
+    code, out, err = stopped(*command, saved=saved, by=signal.Signals[name], temporary=temporary)
+    assert code == expected
+    how = f"to go on: pyro-bnn {shlex.join(command)} --resume"
+    assert err == f"pyro-bnn: interrupted by {name}; {how}\n"
+    document = read_checkpoint(saved)
+    assert document is not None
+    assert not document["is_complete"]
+    assert f"AutoNormal  interrupted, and saved at {document['place']}" in out
+    assert not [*temporary.glob("pyro-bnn-*"), *temporary.glob("pymp-*")]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_signal_in_an_import_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that an exception leaves half imported fails in ways of its own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "signalled", None)  # is taken out again at the end
+    del sys.modules["signalled"]
+    come = "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.2)"
+    (tmp_path / "signalled.py").write_text(f"{come}; is_whole = True")
+    with taken_as_ctrl_c() as came:
+        module = importlib.import_module("signalled")
+        assert (module.is_whole, came) == (True, [])
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10)
+    assert came == [signal.SIGTERM]
+
+
+def ignoring(*command: str) -> list[str]:
+    """The command, run as a shell runs what is in its background."""
+    ignore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    return [sys.executable, "-c", f"{ignore}os.execv(sys.argv[1], sys.argv[1:])", *command]
+
+
 @pytest.mark.soak  # of one run alone above
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal on POSIX")
-def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Path) -> None:
-    """A terminal's Ctrl-C reaches the processes of all runs."""
+@pytest.mark.parametrize(
+    ("name", "code", "by"), [("SIGINT", 130, ""), ("SIGHUP", 129, " by SIGHUP")]
+)
+def test_runs_side_by_side_that_a_terminal_stops_go_on_to_the_same_end(
+    name: str, code: int, by: str, tmp_path: Path
+) -> None:
+    """Its Ctrl-C, or its end, reaches the processes of all runs."""
     saved = tmp_path / "saved"
     compare = ["compare", "--data", "moons", "--hidden", "2", "--methods", "auto-normal"]
     compare += ["--splits", "0-1", "--steps", "20000", "--batch-size", "50"]
@@ -115,13 +174,13 @@ def test_runs_side_by_side_that_ctrl_c_stops_go_on_to_the_same_end(tmp_path: Pat
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < end
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.Signals[name])
         out, err = process.communicate(timeout=LONGEST)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130, (out, err)
-    how = f"pyro-bnn: interrupted; to go on: pyro-bnn {shlex.join(beside)} --resume"
+    assert process.returncode == code, (out, err)
+    how = f"pyro-bnn: interrupted{by}; to go on: pyro-bnn {shlex.join(beside)} --resume"
     assert err.splitlines()[0] == how  # joblib may add that it cleans up
     assert "Traceback" not in err
     places = [read_checkpoint(path.parent) for path in saved.glob(f"*/*/{NAME}")]

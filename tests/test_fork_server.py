@@ -51,6 +51,27 @@ def test_processes_of_the_server_have_imported_and_have_its_threads() -> None:
     assert list(found["5"][0].values()) == [False, False]
 
 
+CLOSED = """
+import os, signal, time
+from multiprocessing import forkserver, resource_tracker
+from pyro_bnn.cli import fork_server
+
+fork_server.MODULES.clear()
+fork_server.start(1)
+of_python = forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid
+for process in of_python:
+    os.kill(process, signal.SIGHUP)
+time.sleep(0.5)
+for process in of_python:
+    assert os.waitpid(process, os.WNOHANG) == (0, 0)  # it runs
+"""
+
+
+def test_a_terminal_that_closes_ends_neither_the_server_nor_the_tracker_of_semaphores() -> None:
+    """Python starts both again else, and tells it with warnings and tracebacks."""
+    subprocess.run([sys.executable, "-c", CLOSED], check=True, timeout=120)
+
+
 @pytest.mark.parametrize(
     ("options", "cores", "starts"),
     [

@@ -121,11 +121,20 @@ def test_an_error_of_one_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_a_process_that_ends_by_itself_is_told() -> None:
-    message = "ended by itself, perhaps for want of memory"
-    with pytest.raises(BNNError, match=message), side_by_side.processes(1, 1) as pool:
-        pool.submit(os._exit, 3).result()
-    with pytest.raises(BNNError, match=message):
+    with pytest.raises(BNNError, match="ended by itself, perhaps for want of memory"):
         run({"ends": end_at_once}, 1, 1, str, progress=False)
+
+
+@pytest.mark.slow("processes")
+def test_a_process_that_ends_by_itself_takes_no_other_with_it() -> None:
+    """Neither one that runs beside it, nor those that begin after it."""
+    said: list[str] = []
+    tasks: dict[str, Any] = {"ends": end_at_once} | {str(n): partial(facts, n) for n in range(3)}
+    found = run(tasks, 2, 1, said.append, progress=False, if_killed=lambda name: {"lost": name})
+    assert list(found) == list(tasks)
+    assert found["ends"] == {"lost": "ends"}
+    assert [found[str(n)]["number"] for n in range(3)] == [0, 1, 2]
+    assert f"ends: {side_by_side.ENDED}" in said
 
 
 def test_lines_are_notes_and_what_follows_a_carriage_return_is_a_bar(

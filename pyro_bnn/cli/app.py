@@ -35,7 +35,8 @@ def pyro_bnn(
     """Bayesian neural networks in Pyro: fit them in many ways, and see which posterior to trust.
 
     Exit codes: 2 where an option does not do, 1 where data, a file, a disk or a fit fails, 3 where
-    there is a verdict that --fail-on names, and 130 after Ctrl-C.
+    there is a verdict that --fail-on names, and 130 after Ctrl-C, 143 after SIGTERM, 129 after
+    SIGHUP, all of which save what is running if it has a --checkpoint.
     """
     if version:
         typer.echo(f"{PROGRAM} {__version__}")

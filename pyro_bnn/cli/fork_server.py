@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
+
+from pyro_bnn.cli.signals import ignored
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of other libraries
 MODULES = ["pyro_bnn.cli.runs", "pyro_bnn.infer", "pyro_bnn.guides"]
@@ -30,12 +31,9 @@ def start(threads: int) -> None:
     if _threads is not None or "forkserver" not in mp.get_all_start_methods():
         return
     mp.get_context("forkserver").set_forkserver_preload(MODULES)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the server inherits
-    try:
-        with environment(dict.fromkeys(POOLS, str(threads))):
-            forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    # the server inherits what is ignored, and so does Python's tracker of semaphores
+    with ignored(), environment(dict.fromkeys(POOLS, str(threads))):
+        forkserver.ensure_running()
     _threads = threads
 
 

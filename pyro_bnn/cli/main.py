@@ -8,6 +8,7 @@ import gc
 import shlex
 import sys
 from collections.abc import Sequence
+from signal import SIGINT
 from typing import Any
 
 import typer
@@ -17,6 +18,7 @@ from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import app
 from pyro_bnn.cli.config_file import with_file
 from pyro_bnn.cli.results import UnwantedError
+from pyro_bnn.cli.signals import taken_as_ctrl_c
 from pyro_bnn.cli.terminal import (
     FAILURE,
     PROGRAM,
@@ -41,7 +43,7 @@ __all__ = ["app", "main"]
 
 FAILURES = (DataError, DivergenceError, FileFormatError, OutputError, ShapeError)
 """What may go wrong with a command that is right."""
-INTERRUPTED = 130
+INTERRUPTED = 130  # what click makes of an interrupt
 COLLECT_AFTER = 50_000  # objects made, in place of 700
 
 
@@ -50,9 +52,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Errors of usage, such as an option that does not suit the method, become one line and exit code
     2; those of data, files, disks and fits that diverge one line and 1; a verdict that --fail-on
-    names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130; a standard
-    output that does not take all that is printed one line at the end and 1; any other exception is
-    a bug and keeps its traceback.
+    names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130, SIGTERM and
+    SIGHUP the same and 143 and 129; a standard output that does not take all that is printed one
+    line at the end and 1; any other exception is a bug and keeps its traceback.
 
     Args:
         args: Arguments after the program's name; by default those of the process.
@@ -63,8 +65,11 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         _collect_less()
     args = sys.argv[1:] if args is None else list(args)
-    with standard_streams() as out:
+    with standard_streams() as out, taken_as_ctrl_c() as came:
         code = _run(args)
+        if code is None:  # interrupted
+            by = f" by {came[0].name}" if came else ""
+            code = fail(f"interrupted{by}{_how_to_go_on(args)}", 128 + (came or [SIGINT])[0])
         with contextlib.suppress(BrokenPipeError):
             out.flush()
         if out.failure and not code:
@@ -72,9 +77,10 @@ def main(args: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(args: Sequence[str]) -> int:
-    program: Any = typer.main.get_command(app)
+def _run(args: list[str]) -> int | None:
+    """The exit code of a command, None where it was interrupted."""
     try:
+        program: Any = typer.main.get_command(app)
         if args and (chosen := program.commands.get(args[0])):
             args = [args[0], *with_file(args[1:], args[0], opt.takes(chosen))]
         obj = shlex.join([PROGRAM, *args])
@@ -88,10 +94,8 @@ def _run(args: Sequence[str]) -> int:
     except USAGE_ERROR as error:
         return fail(usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    if code != INTERRUPTED:
-        return int(code or 0)
-    return fail(f"interrupted{_how_to_go_on(args)}", code)
+        return None
+    return None if code == INTERRUPTED else int(code or 0)
 
 
 def _collect_less() -> None:
@@ -105,5 +109,5 @@ def _how_to_go_on(args: Sequence[str]) -> str:
     if any(arg.partition("=")[0] == "--checkpoint" for arg in args):
         more = [] if "--resume" in args else ["--resume"]
         return f"; to go on: {shlex.join([PROGRAM, *args, *more])}"
-    has_it = list(args[:1]) in (["compare"], ["fit"])
+    has_it = list(args[:1]) in (["compare"], ["fit"], ["trust"], ["sbc"])
     return "; with --checkpoint FOLDER a run can go on" if has_it else ""

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 from tqdm.auto import tqdm
 
 from pyro_bnn.cli import fork_server
+from pyro_bnn.cli.signals import ignore_all
 from pyro_bnn.errors import BNNError
 from pyro_bnn.posterior.provenance import one_of_processes
 
@@ -42,6 +43,7 @@ def run(
     say: Say,
     *,
     progress: bool,
+    if_killed: Callable[[str], T] | None = None,
 ) -> dict[str, T]:
     """Do all tasks, some at a time.
 
@@ -52,6 +54,8 @@ def run(
         threads: CPU threads of each.
         say: Gets the lines, as they come.
         progress: Whether bars are shown.
+        if_killed: What stands for a task whose process ended by itself; the others go on. By
+            default that is an error.
 
     Returns:
         What each returned, in the order of the tasks.
@@ -60,48 +64,82 @@ def run(
         KeyboardInterrupt: If Ctrl-C came; all that ran has ended.
         BNNError: If a process ended by itself. Of another error of a task it is that error.
     """
-    queue = fork_server.context(threads).SimpleQueue()
     with (
-        processes(num_processes, threads, queue) as pool,
         closing(_Screen(num_processes if progress else 0, say)) as screen,
+        closing(_Workers(num_processes, threads)) as workers,
     ):
-
-        def begin(name: str, task: Callable[[Say], T]) -> Future[T]:
-            return pool.submit(_call, name, task, num_processes, threads)
-
-        done = _watch(tasks, num_processes, begin, queue, screen)
+        done = _watch(tasks, workers, screen, if_killed)
     return {name: done[name] for name in tasks}
 
 
+class _Workers:
+    """Processes, each in a pool of its own, so that one that is killed takes no other with it.
+
+    Args:
+        count: How many.
+        threads: CPU threads of each.
+    """
+
+    def __init__(self, count: int, threads: int) -> None:
+        self.count, self._threads = count, threads
+        self._free = [self._pool() for _ in range(count)]
+        self._busy: dict[str, tuple[ProcessPoolExecutor, Any]] = {}
+
+    def _pool(self) -> tuple[ProcessPoolExecutor, Any]:
+        """A pool of one, and the queue that it sends to: no other waits for a lock of it."""
+        context = fork_server.context(self._threads)
+        queue = context.SimpleQueue()
+        given = (queue, shutil.get_terminal_size().columns)
+        return ProcessPoolExecutor(1, context, _begin, given), queue
+
+    def begin(self, name: str, task: Callable[[Say], T]) -> Future[T]:
+        """Begin a task; there is a process that is free."""
+        self._busy[name] = self._free.pop()
+        values = dict.fromkeys(fork_server.POOLS, str(self._threads))
+        with fork_server.environment(values):
+            pool, _ = self._busy[name]
+            return pool.submit(_call, name, task, self.count, self._threads)
+
+    def sent(self) -> Iterator[tuple[str, str, Any]]:
+        """What tasks have sent since the last call: name, kind, value."""
+        for _, queue in list(self._busy.values()):
+            while not queue.empty():
+                yield queue.get()
+
+    def end(self, name: str, *, was_killed: bool) -> None:
+        """Free the process of a task that has ended; one that was killed is replaced."""
+        own = self._busy.pop(name)
+        if was_killed:
+            own[0].shutdown()
+        self._free.append(self._pool() if was_killed else own)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool, _ in [*self._free, *self._busy.values()]:
+            pool.shutdown()
+
+
 @contextmanager
-def processes(num_processes: int, threads: int, queue: Any = None) -> Iterator[ProcessPoolExecutor]:
+def processes(num_processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
     """Processes out of reach of a terminal's Ctrl-C, which end with this one.
 
     Args:
         num_processes: How many.
         threads: CPU threads of each.
-        queue: What they send to, if anything.
-
-    Raises:
-        BNNError: If a process ended by itself.
     """
     context, columns = fork_server.context(threads), shutil.get_terminal_size().columns
     with (
         fork_server.environment(dict.fromkeys(fork_server.POOLS, str(threads))),
-        ProcessPoolExecutor(num_processes, context, _begin, (queue, columns)) as pool,
+        ProcessPoolExecutor(num_processes, context, _begin, (None, columns)) as pool,
     ):
-        try:
-            yield pool
-        except BrokenProcessPool as error:
-            raise BNNError(ENDED) from error
+        yield pool
 
 
 def _watch(
     tasks: Mapping[str, Callable[[Say], T]],
-    num_processes: int,
-    begin: Callable[[str, Callable[[Say], T]], Future[T]],
-    queue: Any,
+    workers: _Workers,
     screen: _Screen,
+    if_killed: Callable[[str], T] | None,
 ) -> dict[str, T]:
     """Begin a task where a process is free, and show what they send, until all is done.
 
@@ -121,28 +159,34 @@ def _watch(
         for process in running.values():
             _interrupt(process)
 
-    while to_begin or waiting or not queue.empty():
+    def show() -> None:
+        for name, kind, value in workers.sent():
+            if kind == "begins":
+                running[name] = value
+                if stops is not None:  # it was on its way already
+                    _interrupt(value)
+            screen.show(name, kind, value)
+
+    while to_begin or waiting:
         try:
-            while to_begin and len(waiting) < num_processes:
+            while to_begin and len(waiting) < workers.count:
                 name, task = to_begin.popleft()
-                waiting[begin(name, task)] = name
+                waiting[workers.begin(name, task)] = name
             done, _ = wait(waiting, SECONDS, FIRST_COMPLETED)
-            while not queue.empty():
-                name, kind, value = queue.get()
-                if kind == "begins":
-                    running[name] = value
-                    if stops is not None:  # it was on its way already
-                        _interrupt(value)
-                screen.show(name, kind, value)
+            show()
             for future in done:
-                name = waiting.pop(future)
+                name, error = waiting.pop(future), future.exception()
+                was_killed = isinstance(error, BrokenProcessPool)
+                workers.end(name, was_killed=was_killed)
                 running.pop(name, None)
                 screen.show(name, "ends", None)
-                error = future.exception()
                 if error is None:
                     found[name] = future.result()
+                elif was_killed and if_killed is not None and stops is None:
+                    found[name] = if_killed(name)
+                    screen.show(name, "line", f"{name}: {ENDED}")
                 elif stops is None:
-                    stop_all(error)
+                    stop_all(BNNError(ENDED) if was_killed else error)
         except KeyboardInterrupt as asked:
             stop_all(asked)
     if stops is not None:
@@ -201,7 +245,8 @@ def _begin(queue: Any, columns: int) -> None:
     global _queue  # noqa: PLW0603 (of the process, as its tasks are)
     _queue = queue
     os.environ["COLUMNS"] = str(columns)  # of bars
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore that a killed process would leave
+    ignore_all()
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
