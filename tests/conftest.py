@@ -148,7 +148,7 @@ def trees_in_memory() -> Iterator[dict[Path, DataTree]]:
             found[path] = load(path).load()
         return found[path].copy(deep=True)
 
-    def keep(tree: DataTree, path: Path) -> None:
+    def keep(tree: DataTree, path: Path, **_: bool) -> None:
         path.touch()
         found[path] = tree.copy(deep=True)
 

@@ -10,7 +10,7 @@ from pyro_bnn.report import Comparison, Run
 from pyro_bnn.report.plots.figures import Figures
 
 
-def run_plainly(*args: Any) -> Run:
+def run_plainly(*args: Any) -> tuple[Run, str]:
     """One run of several: a page without figures, and no files of draws."""
     with (
         mock.patch.object(Figures, "pictures", return_value=[]),

@@ -18,6 +18,7 @@ from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.infer.mcmc.sampling import Sampling
+from pyro_bnn.infer.svi.fit_each import Together
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.report import Comparison
 from tests.command_line import Result, run
@@ -74,7 +75,7 @@ def line_to_go_on(result: Result) -> list[str]:
 
 
 def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
-    return pd.read_csv(folder / name).drop(columns="seconds")
+    return pd.read_csv(folder / name).drop(columns="seconds", errors="ignore")
 
 
 def is_complete(folder: Path) -> bool:
@@ -95,7 +96,7 @@ def test_a_comparison_goes_on_in_the_middle_of_a_sampler(
     args = line_to_go_on(stopped)
     assert args == [*command, "--out", str(out), "--checkpoint", str(saved), "--resume"]
     assert "NUTS        interrupted, and saved at window " in stopped.out
-    assert not out.exists()
+    assert [path.name for path in out.rglob("*.*")] == ["auto-normal.safetensors"]  # it has ended
     assert is_complete(saved / "auto-normal")
     assert not is_complete(saved / "nuts")
 
@@ -146,6 +147,67 @@ def test_a_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(whole.losses, parts.losses)
 
 
+def test_a_page_of_several_seeds_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_bnn.report.beyond.page.render", lambda *args: "a page")
+    command = (
+        *("trust", "--data", "digits", "--max-rows", "60", "--hidden", "2", "--steps", "20"),
+        *("--methods", "auto-delta", "--seeds", "0,1", "--draws", "4", "--quiet"),
+    )
+    assert run(*command, "--out", tmp_path / "whole").code == 0
+    saved, out = tmp_path / "saved", tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        count_steps(patch, stop_after=20 + 7)
+        args = line_to_go_on(run(*command, "--out", out, "--checkpoint", saved))
+    folders = [saved / f"seed-{seed}" / "auto-delta" for seed in (0, 1)]
+    assert [is_complete(folder) for folder in folders] == [True, False]
+    assert [path.name for path in out.rglob("*.*")] == ["seed-0-auto-delta.safetensors"]
+    steps = count_steps(monkeypatch)
+    assert run(*args).code == 0
+    assert steps == [20 - 7]
+    assert {path.name for path in out.iterdir()} == {"index.html", "table.csv"}
+    pd.testing.assert_frame_equal(table(out), table(tmp_path / "whole"), check_exact=True)
+    assert run(*args[:-1]).code == 2  # without --resume
+
+
+@pytest.mark.parametrize(
+    ("options", "cls", "stop_after", "name"),
+    [
+        (("auto-normal", "--steps", "50"), Together, 20, "probabilities.csv"),  # of all at once
+        (("auto-delta", "--steps", "20"), Training, 100, "ranks.csv"),  # one after the other
+        (("nuts", "--samples", "20", "--warmup", "10"), Sampling, 30, "ranks.csv"),
+    ],
+)
+def test_a_calibration_goes_on(
+    options: tuple[str, ...],
+    cls: type[Any],
+    stop_after: int,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = (
+        *("sbc", "--data", "moons", "--hidden", "2", "--rows", "8", "--simulations", "20"),
+        *("--draws", "19", "--quiet", "--method", *options),
+    )
+    with monkeypatch.context() as patch:
+        made = count_steps(patch, cls)
+        assert run(*command, "--out", tmp_path / "whole").code == 0
+        (num_steps,) = made
+    saved, out = tmp_path / "saved", tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        stopped = count_steps(patch, cls, stop_after=stop_after)
+        args = line_to_go_on(run(*command, "--out", out, "--checkpoint", saved))
+    assert stopped == [stop_after]
+    steps = count_steps(monkeypatch, cls)
+    assert run(*args).code == 0
+    assert steps[0] + stop_after == num_steps
+    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert (out / "table.csv").read_bytes() == (tmp_path / "whole" / "table.csv").read_bytes()
+    code, said, err = run(*args[:-1])
+    assert (code, said) == (2, "")
+    assert "holds a checkpoint already: add --resume to go on from it" in err
+
+
 def test_an_error_of_one_method_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,8 +218,9 @@ def test_an_error_of_one_method_leaves_the_others(
     saved = tmp_path / "saved"
     command = ("compare", *TINY, *SHORT, "--methods", "auto-normal,nuts", "--out", tmp_path)
     code, _, err = run(*command, "--checkpoint", saved)
-    assert (code, err) == (2, "pyro-bnn: no sampler today\n")
+    assert (code, err) == (1, "pyro-bnn: NUTS: no sampler today\n")
     assert is_complete(saved / "auto-normal")
+    assert table(tmp_path)["method"].tolist() == ["AutoNormal"]
 
 
 def test_a_checkpoint_of_another_run_ends_the_command(tmp_path: Path) -> None:

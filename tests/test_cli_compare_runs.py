@@ -21,6 +21,7 @@ from pyro_bnn.cli import runs as repeats
 from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, DivergenceError
+from pyro_bnn.report.compare import compare_all
 from tests.command_line import Result, run
 from tests.plain_runs import run_plainly
 
@@ -43,7 +44,7 @@ def quick_files() -> Iterator[None]:
     """Pages without figures and empty files of draws: here only their names are looked at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pyro_bnn.report.plots.figures.Figures.pictures", lambda _: [])
-        patch.setattr(arviz_io, "save_netcdf", lambda tree, path: path.touch())
+        patch.setattr(arviz_io, "save_netcdf", lambda tree, path, **_: path.touch())
         yield
 
 
@@ -282,9 +283,9 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
     def undefined(*args: Any, seed: int, **options: Any) -> Any:
         if seed == 1:
             raise DataError("the scores of 'AutoDelta' hold 3 NaN of 20")
-        return report.compare(*args, seed=seed, **options)
+        return compare_all(*args, seed=seed, **options)
 
-    monkeypatch.setattr(repeats, "compare", undefined)
+    monkeypatch.setattr(repeats, "compare_all", undefined)
     code, out, err = run(
         *MOONS, "--methods", "auto-delta", "--seeds", "0,1", "--quiet", "--out", tmp_path
     )

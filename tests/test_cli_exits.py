@@ -278,8 +278,8 @@ CASES = [
     *refused(
         SBC,
         (("auto-delta", "--ranks"), "--ranks does nothing for AutoDelta, which has no"),
-        (("auto-delta", "--simulations", "5"), "num_simulations=5 is too few"),
-        (("auto-delta", "--draws", "100"), "take num_draws=99"),
+        (("auto-delta", "--simulations", "5"), "--simulations 5 is too few"),
+        (("auto-delta", "--draws", "100"), "take --draws 99"),
         (("auto-delta", "--warmup", "5"), "--warmup does nothing for AutoDelta"),
         (("auto-delta,nuts",), "one method is fitted, not AutoDelta, NUTS"),
         (("auto-delta", "--prior", "flat"), "nothing can be drawn from the flat prior"),

@@ -295,4 +295,4 @@ def test_a_sampler_whose_weights_were_not_trained_is_left_out() -> None:
     posteriors, diverged, said = fit(engines, model=Rank1MLP(2, hidden=(3,)))
     assert list(posteriors) == ["Again"]
     assert diverged["NUTS"] == "no fit of its network is left to take weights from"
-    assert said[1] == "NUTS        left out: no fit of its network to take weights from"
+    assert said[1] == "NUTS        failed: no fit of its network is left to take weights from"

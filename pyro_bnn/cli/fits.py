@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyro_bnn.cli.kept import EndedFits
 from pyro_bnn.cli.methods import takes
 from pyro_bnn.cli.options import OF_ENGINES
-from pyro_bnn.cli.saves import Saves
+from pyro_bnn.cli.saves import OtherRunError, Saves
+from pyro_bnn.cli.terminal import TOO_LARGE
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError
 from pyro_bnn.handled import module_of
@@ -20,6 +22,7 @@ from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL, make_estimator
 from pyro_bnn.infer.svi.options import LIKELY_STEPS
 from pyro_bnn.infer.svi.rounds import AUTO
+from pyro_bnn.memory import is_exceeded
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
@@ -65,6 +68,20 @@ def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model], data: 
             )
 
 
+def check_draws(engines: Mapping[str, Any]) -> None:
+    """Refuse samplers that keep one draw, which would be taken for a point estimate.
+
+    Raises:
+        OptionError: If there is one.
+    """
+    for name, engine in engines.items():
+        if getattr(engine, "num_samples", 2) * getattr(engine, "num_chains", 1) < 2:
+            raise OptionError(
+                f"{name} keeps one draw, which does not tell a spread from a point estimate: "
+                "raise --samples or --chains"
+            )
+
+
 def fit_all(
     engines: Mapping[str, Engine[Any]],
     models: Mapping[str, Model],
@@ -76,8 +93,9 @@ def fit_all(
     saves: Mapping[str, Saves] | None = None,
     only: str | None = None,
     done: Mapping[str, Callable[[], Posterior]] | None = None,
+    ended: EndedFits | None = None,
 ) -> tuple[dict[str, Posterior], dict[str, str]]:
-    """Run the engines one after another; one that diverges does not stop the others.
+    """Run the engines one after another; one that fails does not stop the others.
 
     A sampler holds point-estimated parameters of its model fixed, at the values of the first
     method of the same model that trained them, and starts at that posterior.
@@ -93,16 +111,19 @@ def fit_all(
         only: The one method that is run; None for all.
         done: By name, what gives the posterior of a method that has run elsewhere, or raises what
             that run raised.
+        ended: Keeps each fit as it ends.
 
     Returns:
-        The posteriors by name, and why those that diverged did.
+        The posteriors by name, and why the others have none: one diverged, was refused, took more
+        memory than there is, or lost its process.
 
     Raises:
-        DivergenceError: If every method diverged, or has nothing to start from.
-        OptionError: If a checkpoint is of another run.
+        BNNError: If the one method failed.
+        DivergenceError: If all of several did.
+        OtherRunError: If a checkpoint is of another run.
     """
     posteriors: dict[str, Posterior] = {}
-    diverged: dict[str, str] = {}
+    lost: dict[str, str] = {}
     width = max(map(len, engines))
 
     def fit(name: str) -> Posterior:
@@ -111,16 +132,13 @@ def fit_all(
         if holds_fixed(engine, models[name]):
             there = [other for other in _trained(name, engines, models) if other in posteriors]
             if not there:
-                say(f"{label}left out: no fit of its network to take weights from")
-                raise DivergenceError("no fit of its network is left to take weights from")
+                raise BNNError("no fit of its network is left to take weights from")
             start = {"init": posteriors[there[0]]}
             say(f"{label}starts from {there[0]}, whose point estimates it holds fixed")
         run = partial(engine.run, models[name], split.train, seed=seed, progress=progress, **start)
-        try:
-            posterior = (saves or {}).get(name, Saves()).run(run, say, label)
-        except DivergenceError as error:
-            say(f"{label}diverged: {error}")
-            raise
+        posterior = (saves or {}).get(name, Saves()).run(run, say, label)
+        if ended is not None:
+            ended.keep(name, posterior.save)
         how = ", ".join([type(engine).__name__, *_numbers(engine, len(split.train))])
         say(f"{label}{posterior.wall_time:6.1f} s  ({how})")
         return posterior
@@ -128,11 +146,32 @@ def fit_all(
     for name in engines if only is None else (only,):
         try:
             posteriors[name] = (done or {}).get(name, partial(fit, name))()
-        except DivergenceError as error:
-            diverged[name] = str(error)
+        except OtherRunError:
+            raise
+        except Exception as error:
+            why = why_lost(error)
+            if done is None or name not in done:
+                how = "diverged" if isinstance(error, DivergenceError) else "failed"
+                say(f"{name:{width}}  {how}: {why}")
+            if len(engines) == 1:
+                raise error if isinstance(error, BNNError) else BNNError(why) from error
+            lost[name] = why
     if not posteriors:
-        raise DivergenceError("; ".join(f"{name}: {why}" for name, why in diverged.items()))
-    return posteriors, diverged
+        raise DivergenceError("; ".join(f"{name}: {why}" for name, why in lost.items()))
+    return posteriors, lost
+
+
+def why_lost(error: Exception) -> str:
+    """Why there is no fit, or no evaluation of it, in terms of the command's options.
+
+    Raises:
+        Exception: The error, if it is one of a program.
+    """
+    if is_exceeded(error):
+        return TOO_LARGE
+    if isinstance(error, BNNError):
+        return str(error)
+    raise error
 
 
 def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list[Verdict]:

@@ -22,6 +22,7 @@ from pyro_bnn.cli.signals import taken_as_ctrl_c
 from pyro_bnn.cli.terminal import (
     FAILURE,
     PROGRAM,
+    TOO_LARGE,
     UNWANTED,
     USAGE,
     USAGE_ERROR,
@@ -54,7 +55,8 @@ def main(args: Sequence[str] | None = None) -> int:
     2; those of data, files, disks and fits that diverge one line and 1; a verdict that --fail-on
     names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130, SIGTERM and
     SIGHUP the same and 143 and 129; a standard output that does not take all that is printed one
-    line at the end and 1; any other exception is a bug and keeps its traceback.
+    line at the end and 1, and so is memory that does not suffice; any other exception is a bug and
+    keeps its traceback.
 
     Args:
         args: Arguments after the program's name; by default those of the process.
@@ -95,6 +97,12 @@ def _run(args: list[str]) -> int | None:
         return fail(usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return None
+    except (MemoryError, RuntimeError, OSError) as error:
+        from pyro_bnn.memory import is_exceeded
+
+        if not is_exceeded(error):
+            raise
+        return fail(TOO_LARGE, FAILURE)
     return None if code == INTERRUPTED else int(code or 0)
 
 

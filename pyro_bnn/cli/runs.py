@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import typer
@@ -19,13 +19,16 @@ import typer
 from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits, networks, side_by_side
 from pyro_bnn.cli import saves as resuming
+from pyro_bnn.cli.fits import why_lost
+from pyro_bnn.cli.kept import EndedFits, write_or_rescue
 from pyro_bnn.cli.methods import Auto, Method, comma_parts
 from pyro_bnn.cli.options import FitOptions, NetworkOptions
-from pyro_bnn.cli.saves import Saves
+from pyro_bnn.cli.saves import OtherRunError, Saves
 from pyro_bnn.cli.side_by_side import Say
 from pyro_bnn.cli.terminal import given, plain_notes
 from pyro_bnn.data import Split
-from pyro_bnn.errors import DataError, DivergenceError, OptionError
+from pyro_bnn.errors import BNNError, DivergenceError, OptionError
+from pyro_bnn.files.atomic import made_folder, written
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.mcmc.nuts import NUTS
 from pyro_bnn.infer.parallel.tasks import in_order
@@ -35,17 +38,34 @@ from pyro_bnn.report import (
     Comparison,
     RepeatedComparison,
     Run,
-    compare,
     compare_runs,
     reference,
 )
+from pyro_bnn.report.compare import compare_all
 from pyro_bnn.report.output.names import file_names
 from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
+UNKEPT = "its fit ended, but no folder could be written to for it; a note says why"
 LOOKED_FOR = "reference"  # what a reference is called before its engine is known
 STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
+
+
+class Reported(NamedTuple):
+    """What one run of a plan came to.
+
+    Attributes:
+        comparison: The methods that have a row.
+        lost: Why the others have none, by name.
+        folder: Where the report is; None if it could be written nowhere.
+        why: Why it is not where it should be; empty if it is.
+    """
+
+    comparison: Comparison
+    lost: dict[str, str]
+    folder: Path | None
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +155,11 @@ class Plan:
         out: Path,
         *,
         num_processes: int = 1,
-    ) -> tuple[Comparison, dict[str, str]]:
+    ) -> Reported:
         """Fits all methods, compares them and writes the report.
+
+        A fit is on disk as soon as it has ended. A method that fails, in its fit or in what is
+        made of it, is one less.
 
         Args:
             models: The network of each method.
@@ -146,29 +169,34 @@ class Plan:
             num_processes: Fits at a time, each in a process of its own with as many threads as
                 torch has here; one runs in this process.
 
-        Returns:
-            The comparison, and the methods that have no posterior with the reason.
-
         Raises:
-            DivergenceError: If every method diverged.
-            DataError: If a held-out log score is NaN.
-            OptionError: If a checkpoint is of another run.
+            BNNError: If the only method failed.
+            DivergenceError: If all of several did.
+            OtherRunError: If a checkpoint is of another run.
         """
-        with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:  # of what processes return
-            done = None
-            if num_processes > 1 or self.backend is not None:
-                done = self.fit_side_by_side(models, rows, seed, Path(folder), num_processes)
-            posteriors, diverged = self.fit(models, rows, seed, say=self.say, done=done)
-            judge = self.reference if self.reference in posteriors else None
-            if isinstance(self.reference, Auto):
-                judge = self.look(self.reference, models, rows, seed, posteriors, diverged)
-            self.say("Comparing ...")
-            comparison = compare(posteriors, rows, reference=judge, seed=seed)
+        ended = EndedFits(out, self.methods)
+        done = None
+        if num_processes > 1 or self.backend is not None:
+            done = self.fit_side_by_side(models, rows, seed, ended, num_processes)
+        posteriors, lost = self.fit(models, rows, seed, say=self.say, done=done, ended=ended)
+        judge = self.reference if self.reference in posteriors else None
+        if isinstance(self.reference, Auto):
+            judge = self.look(self.reference, models, rows, seed, posteriors, lost)
+        self.say("Comparing ...")
+        comparison = compare_all(
+            posteriors, rows, lost, reference=judge, seed=seed, reason_of=why_lost
+        )
+
+        def save(folder: Path) -> None:
             if done is None or self.backend is not None:
-                comparison.save(out, command=self.command)
+                comparison.save(folder, command=self.command)
             else:
-                self.save_beside(comparison, Path(folder), num_processes, out)
-        return comparison, diverged
+                self.save_beside(comparison, ended, num_processes, folder)
+
+        folder, why = write_or_rescue(out, save)
+        if not why:
+            ended.forget(comparison.posteriors)
+        return Reported(comparison, lost, folder, why)
 
     def fit(
         self, models: Mapping[str, Model], rows: Split, seed: int, **how: Any
@@ -222,7 +250,12 @@ class Plan:
         return name
 
     def fit_side_by_side(
-        self, models: Mapping[str, Model], rows: Split, seed: int, folder: Path, num_processes: int
+        self,
+        models: Mapping[str, Model],
+        rows: Split,
+        seed: int,
+        ended: EndedFits,
+        num_processes: int,
     ) -> dict[str, Callable[[], Posterior]]:
         """Run engines in processes, the longest first, but for those that wait for another fit.
 
@@ -237,43 +270,65 @@ class Plan:
             if not fits.holds_fixed(engine, models[name])
         }
         names = sorted(seconds, key=lambda name: -seconds[name])
-        stems = file_names(self.methods)
-        paths = {name: folder / f"{stems[name]}.safetensors" for name in names}
         fit = _fit_one if self.backend is None else _fit_one_elsewhere
-        tasks: dict[str, Callable[[Say], str | bytes | None]] = {
-            name: partial(fit, self, rows, seed, name, paths[name]) for name in names
+        tasks: dict[str, Callable[[Say], str | bytes | Path]] = {
+            name: partial(fit, self, rows, seed, name, ended) for name in names
         }
-        reasons: dict[str, str | None] = {}
-        for name, found in self.do(tasks, num_processes).items():
+        reasons: dict[str, str] = {}
+        for name, found in self.do(tasks, num_processes, _killed).items():
             if isinstance(found, bytes):
-                paths[name].write_bytes(found)
-            reasons[name] = None if isinstance(found, bytes) else found
-        return {name: partial(_outcome, paths[name], models[name], reasons[name]) for name in names}
+                ended.keep(name, partial(_write, found))
+            elif isinstance(found, Path):
+                ended.paths[name] = found
+            else:
+                reasons[name] = found
+        return {name: partial(_outcome, ended, name, models[name], reasons) for name in names}
 
     def save_beside(
-        self, comparison: Comparison, folder: Path, num_processes: int, out: Path
+        self, comparison: Comparison, ended: EndedFits, num_processes: int, out: Path
     ) -> None:
-        """Save a comparison; processes write the draws of fits that are in a folder meanwhile."""
-        stems, compared = file_names(self.methods), Compared.by(comparison)
-        written: list[Future[None]] = []
+        """Save a comparison; processes write the draws of fits that are on disk meanwhile."""
+        compared, files = Compared.by(comparison), comparison.draws_files(made_folder(out))
+        beside = [name for name in files if name in ended.paths]
         with side_by_side.processes(num_processes, torch.get_num_threads()) as pool:
+            begun = {
+                name: pool.submit(
+                    _write_draws, self, name, ended.paths[name], compared, files[name]
+                )
+                for name in beside
+            }
 
             def write(name: str, path: Path) -> None:
-                saved = folder / f"{stems.get(name, LOOKED_FOR)}.safetensors"
-                if name in stems and saved.exists():
-                    written.append(pool.submit(_write_draws, self, name, saved, compared, path))
-                else:
+                try:
+                    begun.pop(name).result()
+                except (KeyError, BrokenProcessPool):  # no process has it, or the one was killed
                     comparison.write_draws(name, path)
 
             comparison.save_with(out, self.command, write)
-            for one in written:
-                one.result()
 
-    def do(self, tasks: Mapping[str, Callable[[Say], T]], num_processes: int) -> dict[str, T]:
-        """What tasks return, side by side here, or done by the backend."""
+    def do(
+        self,
+        tasks: Mapping[str, Callable[[Say], T]],
+        num_processes: int,
+        if_killed: Callable[[str], T],
+    ) -> dict[str, T]:
+        """What tasks return, side by side here, or done by the backend.
+
+        Args:
+            tasks: By name.
+            num_processes: How many at a time.
+            if_killed: What stands for a task whose process here was killed.
+        """
         if self.backend is None:
             threads = torch.get_num_threads()
-            return side_by_side.run(tasks, num_processes, threads, self.say, progress=self.progress)
+            return side_by_side.run(
+                tasks,
+                num_processes,
+                threads,
+                self.say,
+                progress=self.progress,
+                if_killed=if_killed,
+            )
         found: dict[str, T] = {}
         with self.backend():
             told = in_order(partial(_told, task) for task in tasks.values())
@@ -295,10 +350,19 @@ def _told(task: Callable[[Say], T]) -> tuple[list[str], T]:
     return lines, value
 
 
-def _outcome(path: Path, model: Model, reason: str | None) -> Posterior:
-    if reason is not None:
-        raise DivergenceError(reason)
-    return Posterior.load(path, model)
+def _killed(name: str) -> str:  # noqa: ARG001 (as of a run)
+    return side_by_side.ENDED
+
+
+def _outcome(ended: EndedFits, name: str, model: Model, reasons: Mapping[str, str]) -> Posterior:
+    if name in reasons:
+        raise DivergenceError(reasons[name])
+    return Posterior.load(ended.paths[name], model)
+
+
+def _write(contents: bytes, path: Path) -> None:
+    with written(path) as partial:
+        partial.write_bytes(contents)
 
 
 def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: Path) -> None:
@@ -306,25 +370,27 @@ def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: P
     save_netcdf(tree_of(name, posterior, compared), path, follow=False)
 
 
-def _fit_one(plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say) -> str | None:
-    """One fit of a plan, saved to a file; the reason where there is none."""
+def _fit_one(
+    plan: Plan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
+) -> str | Path:
+    """One fit of a plan: its file, or the reason why there is none."""
     with plain_notes():
         try:
-            posteriors, _ = plan.fit(plan.models(rows, seed), rows, seed, say=say, only=name)
+            plan.fit(plan.models(rows, seed), rows, seed, say=say, only=name, ended=ended)
         except DivergenceError as error:
             return str(error).removeprefix(f"{name}: ")
-    posteriors[name].save(path)
-    return None
+    return ended.paths.get(name, UNKEPT)
 
 
 def _fit_one_elsewhere(
-    plan: Plan, rows: Split, seed: int, name: str, path: Path, say: Say
+    plan: Plan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
 ) -> str | bytes:
     """As :func:`_fit_one`, but what it saves is returned: there may be no disk of both."""
+    del ended
     with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:
-        own = Path(folder) / path.name
-        reason = _fit_one(plan.again(), rows, seed, name, own, say)
-        return own.read_bytes() if reason is None else reason
+        own = EndedFits(Path(folder), plan.methods)
+        found = _fit_one(plan.again(), rows, seed, name, own, say)
+        return found.read_bytes() if isinstance(found, Path) else found
 
 
 def run_all(
@@ -334,10 +400,10 @@ def run_all(
     out: Path,
     *,
     num_processes: int = 1,
-) -> RepeatedComparison:
+) -> tuple[RepeatedComparison, Path | None, list[str]]:
     """Runs every split with every seed, and puts the comparisons together.
 
-    A run that fails, because all methods diverged or a score is undefined, is counted as lost and
+    A run that fails, because all methods failed or its process was killed, is counted as lost and
     does not stop the others.
 
     Args:
@@ -347,6 +413,10 @@ def run_all(
         out: Gets the summary, and a folder ``split-K-seed-S`` for each run.
         num_processes: Runs at a time, each in a process of its own with as many threads as torch
             has here.
+
+    Returns:
+        All runs together, the folder where this was written, and what could not be written to
+        ``out``.
 
     Raises:
         DivergenceError: If no run has a posterior.
@@ -358,22 +428,27 @@ def run_all(
     every = list(itertools.product(splits.values(), seeds))
     titled = {f"Run {i} of {len(every)}": run for i, run in enumerate(every, start=1)}
     if num_processes == 1 and plan.backend is None:
-        runs = []
+        done = []
         for title, (rows, seed) in titled.items():
             plan.say(f"{title}: {_description(rows, seed)}")
-            runs.append(_run(plan, rows, seed, out))
+            done.append(_run(plan, rows, seed, out))
     else:
         own = plan if plan.backend is None else plan.again()
         tasks = {
             title: partial(_run_beside, own, title, *run, out.resolve())
             for title, run in titled.items()
         }
-        runs = list(plan.do(tasks, num_processes).values())
+
+        def killed(title: str) -> tuple[Run, str]:
+            return _lost(plan, *titled[title], side_by_side.ENDED)
+
+        done = list(plan.do(tasks, num_processes, killed).values())
+    runs = [run for run, _ in done]
     if not any(run.methods for run in runs):
         raise DivergenceError("; ".join(lost_lines(runs)))
     repeated = compare_runs(runs)
-    repeated.save(out, command=plan.command)
-    return repeated
+    folder, why = write_or_rescue(out, partial(repeated.save, command=plan.command))
+    return repeated, folder, [reason for reason in (*(own for _, own in done), why) if reason]
 
 
 def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
@@ -451,7 +526,9 @@ def require_cores(num_processes: int, threads: int) -> None:
         )
 
 
-def _run_beside(plan: Plan, title: str, rows: Split, seed: int, out: Path, say: Say) -> Run:
+def _run_beside(
+    plan: Plan, title: str, rows: Split, seed: int, out: Path, say: Say
+) -> tuple[Run, str]:
     """A run whose every line says which it is, as those of the others come between them."""
     plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
     with plain_notes():
@@ -466,14 +543,22 @@ def _description(rows: Split, seed: int) -> str:
     )
 
 
-def _run(plan: Plan, rows: Split, seed: int, out: Path) -> Run:
-    run = Run.without_posteriors(rows, seed, {})
+def _run(plan: Plan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
+    """A run, and why its report is not in its folder; empty if it is there."""
+    folder = out / Run.without_posteriors(rows, seed, {}).folder
     try:
-        done = plan.within(run).run(plan.models(rows, seed), rows, seed, out / run.folder)
-        return Run.of(*done)
-    except (DivergenceError, DataError) as error:
+        own = plan.within(Run.without_posteriors(rows, seed, {}))
+        done = own.run(plan.models(rows, seed), rows, seed, folder)
+    except OtherRunError:
+        raise
+    except BNNError as error:
         plan.say(f"No comparison: {error}")
-        return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, str(error)))
+        return _lost(plan, rows, seed, str(error))
+    return Run.of(done.comparison, done.lost), done.why
+
+
+def _lost(plan: Plan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
+    return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
 
 
 def lost_lines(runs: Sequence[Run]) -> list[str]:

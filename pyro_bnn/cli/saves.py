@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pyro_bnn.cli.options import option
-from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.errors import DataError, OptionError, SiteError
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior.posterior import Posterior
 
 logger = logging.getLogger("pyro_bnn")
+
+
+class OtherRunError(OptionError):
+    """A checkpoint that is of another run: the command was given what it was not begun with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,13 @@ class Saves:
         if self.checkpoint is None:
             return self
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
+
+    def found(self) -> list[Saves]:
+        """Those of runs in it that have been saved, in folders of any names."""
+        from pyro_bnn.infer.checkpoints.checkpoint import NAME
+
+        there = () if self.checkpoint is None else sorted(self.checkpoint.rglob(NAME))
+        return [Saves(checkpoint=path.parent, resume=self.resume) for path in there]
 
     def again(self) -> Saves:
         """Those of a task that may be begun twice, as where a worker is lost, in any folder."""
@@ -77,8 +88,8 @@ class Saves:
             label: At the beginning of the line.
 
         Raises:
-            OptionError: If the checkpoint is of other data: an error of data may lose one run of
-                several, and this is none.
+            OtherRunError: If the checkpoint is of another run: an error of data or options may
+                lose one run of several, and this is none.
         """
         if self.checkpoint is None:
             return run()
@@ -87,10 +98,10 @@ class Saves:
             say(f"{label}resumed at {place}")
         try:
             return run(checkpoint=self.checkpoint, resume=place is not None)
-        except DataError as error:
+        except (DataError, OptionError, SiteError) as error:
             if place is None:
                 raise
-            raise OptionError(str(error)) from error
+            raise OtherRunError(str(error)) from error
         except KeyboardInterrupt:
             say(f"{label}interrupted, and saved at {self.place or 'no step yet'}")
             raise

@@ -20,6 +20,10 @@ from pyro_bnn.errors import BNNWarning, OptionError
 PROGRAM = "pyro-bnn"
 WIDTH = 100
 USAGE, FAILURE, UNWANTED = 2, 1, 3  # exit codes: of what was asked for, happened, was found
+TOO_LARGE = (
+    "there is not enough memory: fewer rows a step (--batch-size), draws (--samples), --chains, "
+    "--max-rows or --jobs take less"
+)
 # UsageError, whose module differs between releases of typer
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
-from pyro_bnn.errors import OptionError, UnknownNameError
+from pyro_bnn.errors import BNNError, DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.evaluation.comparison import Evaluations
 from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
@@ -44,6 +44,7 @@ class Comparison(Evaluations):
         probes: Rows off the data where spreads are compared too; None without a reference, and
             where there are none.
         evaluations: All numbers by method.
+        lost: Why further methods have none, by name.
         ranking: Methods by held-out log score, best first.
         models: The models that the methods answer under, each with its label and its methods.
         evidences: Names of the methods whose ELBOs bound one evidence (one model, equal point
@@ -111,9 +112,13 @@ class Comparison(Evaluations):
             The folder.
 
         Raises:
-            OutputError: If a file cannot be written.
+            OutputError: If a file cannot be written; the others are, the NetCDF files last.
         """
         return self.save_with(folder, command, self.write_draws if with_draws else None)
+
+    def draws_files(self, folder: Path) -> dict[str, Path]:
+        """The NetCDF file of each method in a folder."""
+        return {name: folder / f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
 
     def write_draws(self, name: str, path: Path) -> None:
         """Writes the NetCDF file of one method."""
@@ -126,25 +131,30 @@ class Comparison(Evaluations):
     def save_with(
         self, folder: str | Path, command: str, write_draws: Callable[[str, Path], object] | None
     ) -> Path:
-        """As :meth:`save`, with draws that a function writes, or begins to write."""
+        """As :meth:`save`, with draws that a function writes."""
         from pyro_bnn.report.output.html import render
         from pyro_bnn.report.output.verdict_file import verdict_document
 
         folder = made_folder(folder)
-        files = {}
-        if write_draws is not None:
-            files = {name: f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
-            for name, file in files.items():
-                write_draws(name, folder / file)
+        files = {} if write_draws is None else self.draws_files(folder)
         write_text(folder / "table.csv", self.table.to_csv(), follow=False)
         verdicts = json.dumps(verdict_document(self), indent=2)
         write_text(folder / "verdicts.json", verdicts + "\n", follow=False)
-        names = ["table.csv", "verdicts.json", *files.values()]
+        names = ["table.csv", "verdicts.json", *(path.name for path in files.values())]
         tutorial = tutorial_from(folder)
         page = render(self, command, [(name, name) for name in names], tutorial)
         write_text(folder / "index.html", page, follow=False)
+        missing: list[BNNError] = []
+        for name, path in files.items():  # the largest come last, and one stops no other
+            try:
+                assert write_draws is not None
+                write_draws(name, path)
+            except BNNError as error:
+                missing.append(error)
+        if missing:
+            raise missing[0]
         if files:
-            warn_of_others(folder, files.values())
+            warn_of_others(folder, [path.name for path in files.values()])
         return folder
 
 
@@ -179,6 +189,36 @@ def compare(
         UnknownNameError: If ``reference`` is not one of the names; suggests the nearest.
         DataError: If a held-out log score is NaN.
     """
+    return compare_all(
+        posteriors, split, {}, reference=reference, num_samples=num_samples, seed=seed
+    )
+
+
+def compare_all(
+    posteriors: Mapping[str, PosteriorLike],
+    split: Split,
+    lost: dict[str, str],
+    *,
+    reference: str | None = None,
+    num_samples: int = 1000,
+    seed: int = 0,
+    reason_of: Callable[[Exception], str] | None = None,
+) -> Comparison:
+    """As :func:`compare`, with verdicts on methods that have no row.
+
+    Args:
+        posteriors: As :func:`compare` takes them.
+        split: The data.
+        lost: Why the others have none, by name; gets the reasons of those that cannot be evaluated.
+        reference: Name of the reference, or None.
+        num_samples: Draws of every method.
+        seed: Seed of all draws.
+        reason_of: Such a reason by its error, which it raises again where that is to end all; None
+            raises each.
+
+    Raises:
+        DivergenceError: If no method can be evaluated.
+    """
     if not posteriors:
         raise OptionError(
             "nothing to compare: give posteriors by name, such as "
@@ -200,26 +240,37 @@ def compare(
     evaluations: dict[str, Evaluation] = {}
     # the reference first: the others are measured against it
     for name in sorted(posteriors, key=lambda name: name != reference):
-        entry = evaluations[name] = evaluate(
-            name, posteriors[name], split, num_draws=num_draws, seed=seed, reference=judge
-        )
-        if name == reference and entry.held_out.has_mean:
-            judge = reference_draws(
-                posteriors[name], split, num_draws=num_draws, seed=seed, probes=probes
+        try:
+            entry = evaluate(
+                name, posteriors[name], split, num_draws=num_draws, seed=seed, reference=judge
             )
+            if name == reference and entry.held_out.has_mean:
+                judge = reference_draws(
+                    posteriors[name], split, num_draws=num_draws, seed=seed, probes=probes
+                )
+        except Exception as error:
+            if reason_of is None:
+                raise
+            lost[name] = f"its fit cannot be evaluated: {reason_of(error)}"
+            continue
+        evaluations[name] = entry
+        if name == reference and entry.held_out.has_mean:
             note = f"not compared with others off the data: {why}" if probes is None else ""
         elif name == reference:
             note = "no distances to it: its spread has no finite mean or sd"
         if name == reference and note:
             evaluations[name] = dataclasses.replace(entry, notes=(*entry.notes, note))
+    if not evaluations:
+        raise DivergenceError("; ".join(f"{name}: {reason}" for name, reason in lost.items()))
     return Comparison(
-        posteriors,
+        {name: own for name, own in posteriors.items() if name in evaluations},
         split,
-        reference=reference,
+        reference=reference if reference in evaluations else None,
         num_draws=num_draws,
         seed=seed,
-        evaluations={name: evaluations[name] for name in posteriors},
+        evaluations={name: evaluations[name] for name in posteriors if name in evaluations},
         probes=probes,
+        lost=lost,
     )
 
 

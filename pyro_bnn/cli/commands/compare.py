@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,7 +14,7 @@ from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import AGAINST, command
 from pyro_bnn.cli.results import Found, document_of, warnings_of
 from pyro_bnn.cli.saves import Saves
-from pyro_bnn.errors import DivergenceError
+from pyro_bnn.errors import DivergenceError, OutputError
 
 if TYPE_CHECKING:
     from pyro_bnn.report import Comparison, RepeatedComparison
@@ -42,11 +43,16 @@ def compare(
 
     --checkpoint saves each method in a folder of its own: with --resume those that were done are
     not fitted again, and the one that was stopped goes on, on one machine to the same numbers.
+
+    A fit that has ended is in FOLDER/fits until the report has its draws. A method that diverges,
+    is refused, or runs out of memory is one row less, with a verdict, and the exit code is 1 though
+    the report is there. Where FOLDER fails, another is named that has all of it.
     """
     compared.start_server(how)
 
     from pyro_bnn.cli import fits, networks, runs
     from pyro_bnn.cli.before_fits import check_and_describe
+    from pyro_bnn.cli.kept import alone
     from pyro_bnn.cli.methods import find_methods, find_reference
     from pyro_bnn.infer.parallel.tasks import backend
     from pyro_bnn.report.output.names import file_names
@@ -59,6 +65,7 @@ def compare(
         saves=saves,
         backend=None if elsewhere is None else partial(backend, elsewhere, compared.num_jobs),
     )
+    fits.check_draws(plan.engines)
     splits = runs.one_or_several(context, "split", compared.splits)
     seeds = runs.one_or_several(context, "seed", compared.seeds)
     num_runs = len(splits) * len(seeds)
@@ -78,19 +85,27 @@ def compare(
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
     check_and_describe(context, how, rows, models, network, compared.out, saves.checkpoint)
     whole: Comparison | RepeatedComparison
-    if num_runs > 1:
-        whole = runs.run_all(plan, data_of, seeds, compared.out, num_processes=processes)
-        lost = runs.lost_lines(whole.runs)
-        files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
-    else:
-        whole, why = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
-        lost = [f"{name}: {reason}" for name, reason in why.items()]
-        files = ["verdicts.json", *(f"{name}.nc" for name in file_names(whole.posteriors).values())]
+    with alone(compared.out):
+        if num_runs > 1:
+            whole, out, unwritten = runs.run_all(
+                plan, data_of, seeds, compared.out, num_processes=processes
+            )
+            lost = runs.lost_lines(whole.runs)
+            files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
+        else:
+            done = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
+            whole, out, unwritten = done.comparison, done.folder, [done.why] if done.why else []
+            lost = [f"{name}: {reason}" for name, reason in done.lost.items()]
+            draws = file_names(whole.posteriors).values()
+            files = ["verdicts.json", *(f"{name}.nc" for name in draws)]
+    files = [] if out is None else ["index.html", "table.csv", *files]
     yield Found(
         text=f"\n{whole.summary()}\n",
         document=lambda: document_of(whole),
-        files=[compared.out / file for file in ("index.html", "table.csv", *files)],
+        files=[path for file in files if (path := Path(out or "", file)).exists()],
         warnings=lambda: warnings_of(whole),
     )
+    if unwritten:
+        raise OutputError("; ".join([*unwritten, *lost]))
     if lost:
         raise DivergenceError("; ".join(lost))

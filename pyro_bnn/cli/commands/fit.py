@@ -11,6 +11,7 @@ from pyro_bnn.cli.app import command
 from pyro_bnn.cli.results import ANY, Found
 from pyro_bnn.cli.saves import Saves, check
 from pyro_bnn.cli.terminal import refuse_idle
+from pyro_bnn.errors import OutputError
 
 
 @command(short_help="Fit a network by one method and save it, to predict new rows.")
@@ -34,6 +35,7 @@ def fit(
     """
     from pyro_bnn.cli import fits, networks, saved_fit
     from pyro_bnn.cli.before_fits import check_and_describe
+    from pyro_bnn.cli.kept import EndedFits, alone, write_or_rescue
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.data.split import all_rows
 
@@ -52,25 +54,32 @@ def fit(
     fits.check_starts(engines, models, rows.train)
     folders = fitted.out, saves.checkpoint
     check_and_describe(context, how, rows, models, network, *folders, all_rows=fitted.all_rows)
-    posteriors, _ = fits.fit_all(
-        engines,
-        models,
-        rows,
-        seed=how.seed,
-        progress=how.progress,
-        say=how.say,
-        saves=dict.fromkeys(engines, saves),
-    )
-    ((name, posterior),) = posteriors.items()
-    done = saved_fit.SavedFit.of(
-        posterior, plans[name], columns, rows, all_rows=fitted.all_rows, command=context.obj
-    )
-    done.save(fitted.out)
+    with alone(fitted.out):
+        ended = EndedFits(fitted.out, engines)
+        posteriors, _ = fits.fit_all(
+            engines,
+            models,
+            rows,
+            seed=how.seed,
+            progress=how.progress,
+            say=how.say,
+            saves=dict.fromkeys(engines, saves),
+            ended=ended,
+        )
+        ((name, posterior),) = posteriors.items()
+        done = saved_fit.SavedFit.of(
+            posterior, plans[name], columns, rows, all_rows=fitted.all_rows, command=context.obj
+        )
+        out, unwritten = write_or_rescue(fitted.out, done.save)
+        if not unwritten:
+            ended.forget(engines)
     verdicts = fits.convergence(name, posterior, rows, how.seed)
     words = [verdict.text for verdict in verdicts]
     yield Found(
         text="\n".join([done.summary(), *words]),
         document=lambda: {"method": name, "held_out": done.held_out, "convergence": words},
-        files=[fitted.out / file for file in saved_fit.FILES],
+        files=[] if out is None else [out / file for file in saved_fit.FILES],
         warnings=lambda: [(ANY, verdict.text) for verdict in verdicts if verdict.is_warning],
     )
+    if unwritten:
+        raise OutputError(unwritten)

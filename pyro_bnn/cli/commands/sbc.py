@@ -11,7 +11,10 @@ import typer
 from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import command
 from pyro_bnn.cli.results import ANY, Found
-from pyro_bnn.errors import OptionError
+from pyro_bnn.cli.saves import Saves, check
+from pyro_bnn.errors import OptionError, OutputError
+
+RANKED = 99  # draws that a truth is ranked among, where the command does not say
 
 
 @command(short_help="Check a method on data simulated from a network's prior.")
@@ -25,6 +28,7 @@ def sbc(
     simulated: opt.Simulated,
     network: opt.NetworkOptions,
     how: opt.FitOptions,
+    saves: Saves,
 ) -> Iterator[Found]:
     """Simulation-based calibration: does a method sample the posterior that it says it does?
 
@@ -39,10 +43,12 @@ def sbc(
 
     FOLDER gets ranks.png, ranks.csv (a row a simulation) and table.csv, of probabilities
     probabilities.png and probabilities.csv. The exit code says nothing of the verdict, unless
-    --fail-on warning is given.
+    --fail-on warning is given. With --checkpoint a run that was stopped goes on with --resume, on
+    one machine to the same numbers.
     """
     from pyro_bnn.cli import networks
     from pyro_bnn.cli.before_fits import check_and_describe
+    from pyro_bnn.cli.kept import alone, write_or_rescue
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 
@@ -56,7 +62,9 @@ def sbc(
     models = networks.build_models(plans, how.device)
     x = loaded.train.x[: simulated.rows]
     data = f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated"
-    check_and_describe(context, how, loaded, models, network, simulated.out, data_line=data)
+    check(saves, saves.found())
+    folders = simulated.out, saves.checkpoint
+    check_and_describe(context, how, loaded, models, network, *folders, data_line=data)
     ((name, engine),) = engines.items()
     has_density = getattr(found[name].cls, "has_log_prob", False)
     if simulated.ranks and not has_density:
@@ -64,18 +72,53 @@ def sbc(
     calibrate: Any = simulation_based_calibration
     if has_density and not simulated.ranks:
         calibrate = variational_calibration
-    result = calibrate(
-        models[name],
-        x,
-        engine,
-        num_simulations=simulated.simulations,
-        **({} if simulated.draws is None else {"num_draws": simulated.draws}),
-        seed=how.seed,
-        progress=how.progress,
-    )
+    _check_draws(engine, simulated, has_density=calibrate is variational_calibration)
+    with alone(simulated.out):
+        try:
+            result = calibrate(
+                models[name],
+                x,
+                engine,
+                num_simulations=simulated.simulations,
+                **({} if simulated.draws is None else {"num_draws": simulated.draws}),
+                seed=how.seed,
+                progress=how.progress,
+                checkpoint=saves.checkpoint,
+                resume=saves.resume,
+            )
+        except OptionError as error:
+            raise OptionError(_in_own_words(str(error))) from error
+        out, unwritten = write_or_rescue(simulated.out, result.save)
     yield Found(
         text=f"\n{result.summary()}\n",
         document=lambda: {"table": result.table, "is_calibrated": result.is_calibrated},
-        files=list(result.save(simulated.out)),
+        files=[] if out is None else result.paths(out),
         warnings=lambda: [] if result.is_calibrated else [(ANY, f"{name} is not calibrated")],
     )
+    if unwritten:
+        raise OutputError(unwritten)
+
+
+OWN_WORDS = {
+    "num_simulations=": "--simulations ",
+    "num_draws=": "--draws ",
+    "num_samples": "--samples",
+    "resume=True": "--resume",
+}
+"""Arguments of the library: what this command calls them."""
+
+
+def _in_own_words(message: str) -> str:
+    for argument, own in OWN_WORDS.items():
+        message = message.replace(argument, own)
+    return message
+
+
+def _check_draws(engine: Any, simulated: opt.Simulated, *, has_density: bool) -> None:
+    """Refuse, before the first run, draws that are fewer than those that are ranked."""
+    ranked, kept = simulated.draws or RANKED, getattr(engine, "num_samples", None)
+    if not has_density and kept is not None and kept < ranked:
+        raise OptionError(
+            f"--samples {kept} keeps fewer draws than the {ranked} that the truth is ranked among: "
+            "raise it, or lower --draws"
+        )

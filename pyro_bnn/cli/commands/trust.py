@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import typer
@@ -11,7 +12,8 @@ import typer
 from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import command
 from pyro_bnn.cli.results import Found
-from pyro_bnn.errors import DivergenceError
+from pyro_bnn.cli.saves import Saves, check
+from pyro_bnn.errors import DivergenceError, OutputError
 
 
 @command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
@@ -22,6 +24,7 @@ def trust(
     trusted: opt.Trusted,
     network: opt.NetworkOptions,
     how: opt.FitOptions,
+    saves: Saves,
 ) -> Iterator[Found]:
     """Fit a classifier by several methods and ask of each what its probabilities are worth.
 
@@ -32,10 +35,12 @@ def trust(
     against the best method, and over seeds where --seeds names several. Methods are ranked by the
     log score alone.
 
-    FOLDER gets index.html and the tables as CSV files.
+    FOLDER gets index.html and the tables as CSV files. Until then a fit that has ended is in
+    FOLDER/fits; one that was stopped goes on with --checkpoint and --resume.
     """
     from pyro_bnn.cli import fits, networks, runs
     from pyro_bnn.cli.before_fits import check_and_describe
+    from pyro_bnn.cli.kept import EndedFits, alone, write_or_rescue
     from pyro_bnn.cli.methods import find_methods
     from pyro_bnn.data import load
     from pyro_bnn.report import trust as judge
@@ -51,33 +56,48 @@ def trust(
     models = {seed: plan.models(rows, seed) for seed in seeds}
     first = models[seeds[0]]
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, first, rows.train))
-    check_and_describe(context, how, rows, first, network, trusted.out)
+    plans = {seed: dataclasses.replace(plan, saves=saves.within(f"seed-{seed}")) for seed in seeds}
+    check(saves, [own for one in plans.values() for own in one.saves_of_each().values()])
+    check_and_describe(context, how, rows, first, network, trusted.out, saves.checkpoint)
     posteriors: dict[str, list[Any]] = {}
     lost: list[str] = []
-    for seed in seeds:
-        fitted, without = plan.fit(models[seed], rows, seed, say=how.say)
-        lost += [f"{name}, seed {seed}: {why}" for name, why in without.items()]
-        for name, posterior in fitted.items():
-            posteriors.setdefault(name, []).append(posterior)
-    how.say("Judging ...")
-    page = judge(
-        posteriors,
-        rows,
-        **asked,
-        num_samples=trusted.draws,
-        num_rows=trusted.rows,
-        seed=seeds[0],
-        progress=how.progress,
-    )
-    page.save(trusted.out, command=context.obj)
+    with alone(trusted.out):
+        kept = {seed: EndedFits(trusted.out, plan.methods, f"seed-{seed}-") for seed in seeds}
+        for seed, own in plans.items():
+            try:
+                fitted, without = own.fit(models[seed], rows, seed, say=how.say, ended=kept[seed])
+            except DivergenceError as error:  # of all methods
+                if seed == seeds[-1] and not posteriors:
+                    raise
+                lost.append(f"seed {seed}: {error}")
+                continue
+            lost += [f"{name}, seed {seed}: {why}" for name, why in without.items()]
+            for name, posterior in fitted.items():
+                posteriors.setdefault(name, []).append(posterior)
+        how.say("Judging ...")
+        page = judge(
+            posteriors,
+            rows,
+            **asked,
+            num_samples=trusted.draws,
+            num_rows=trusted.rows,
+            seed=seeds[0],
+            progress=how.progress,
+        )
+        out, unwritten = write_or_rescue(trusted.out, partial(page.save, command=context.obj))
+        if not unwritten:
+            for ended in kept.values():
+                ended.forget(plan.methods)
     yield Found(
         text=f"\n{page.summary()}\n",
         document=lambda: {
             name: getattr(page, name)
             for name in ("table", "shifted", "by_condition", "unknown", "attacked")
         },
-        files=[trusted.out / "index.html"],
+        files=[] if out is None else [out / "index.html"],
     )
+    if unwritten:
+        raise OutputError("; ".join([unwritten, *lost]))
     if lost:
         raise DivergenceError("; ".join(lost))
 

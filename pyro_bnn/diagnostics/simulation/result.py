@@ -215,15 +215,21 @@ class SimulationResult(ABC):
         """
         import pandas as pd
 
-        folder = made_folder(folder)
+        paths = self.paths(made_folder(folder))
         numbers = pd.DataFrame(getattr(self, self.NUMBERS), columns=list(self.names))
-        stems = (f"{self.NUMBERS}.png", f"{self.NUMBERS}.csv", "table.csv")
-        paths = [folder / stem for stem in stems]
-        with written(paths[0], follow=False) as partial:
-            self.figure.savefig(partial, dpi=150, format="png")
         write_text(paths[1], numbers.rename_axis("simulation").to_csv(), follow=False)
         write_text(paths[2], self.table.to_csv(), follow=False)
+        with written(paths[0], follow=False) as partial:
+            self.figure.savefig(partial, format="png", dpi=150)
         return paths
+
+    def paths(self, folder: Path) -> list[Path]:
+        """The files in a folder: picture, numbers, table."""
+        return [
+            folder / f"{self.NUMBERS}.png",
+            folder / f"{self.NUMBERS}.csv",
+            folder / "table.csv",
+        ]
 
     def __repr__(self) -> str:
         return self.summary()

@@ -1,4 +1,4 @@
-"""A lock of a checkpoint's folder, so that two runs do not save to one."""
+"""A lock of a folder, so that two runs do not save to one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, refusal: str | None = None) -> Iterator[int]:
     """Hold a folder, which exists, until the end of the block or of the process, however it ends.
 
     The folder itself is locked where it can be, so that no end of a run leaves a file of it. On a
     network file system that tells apart runs of one machine. Where the disk knows no locks, nothing
     is held.
+
+    Args:
+        folder: The folder.
+        refusal: What is said if another run holds it; default that it saves to it.
+
+    Yields:
+        A handle of what is locked.
 
     Raises:
         OptionError: If another run holds it.
@@ -36,9 +43,11 @@ def locked(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if not lock_descriptor(handle, blocking=False):
                 raise OptionError(
-                    f"another run is saving to {folder}: wait for its end, or pass another folder"
+                    refusal
+                    or f"another run is saving to {folder}: wait for its end, or pass another "
+                    "folder"
                 )
-        yield
+        yield handle
     finally:
         with contextlib.suppress(OSError):
             unlock_descriptor(handle)  # which reaches forked children too

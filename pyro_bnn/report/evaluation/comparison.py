@@ -17,7 +17,7 @@ from pyro_bnn.report.tables.table import make_table
 from pyro_bnn.report.verdicts.answer import Answer, answer
 from pyro_bnn.report.verdicts.facts import Facts
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
-from pyro_bnn.report.verdicts.verdicts import verdicts
+from pyro_bnn.report.verdicts.verdicts import lost_verdicts, verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +39,7 @@ class Evaluations:
         probes: Rows off the data where spreads are compared too; None without a reference, and
             where there are none.
         evaluations: All numbers by method.
+        lost: Why further methods have none, by name.
         ranking: Methods by held-out log score, best first.
         models: The models that the methods answer under, each with its label and its methods.
         evidences: Names of the methods whose ELBOs bound one evidence (one model, equal point
@@ -56,6 +57,7 @@ class Evaluations:
         seed: int,
         evaluations: Mapping[str, Evaluation],
         probes: Probes | None = None,
+        lost: Mapping[str, str] | None = None,
     ) -> None:
         self.posteriors = dict(posteriors)
         self.split = split
@@ -65,6 +67,7 @@ class Evaluations:
         self.probes = probes
         self.evaluations = dict(evaluations)
         self.rows = split_with_draws(split, num_draws)
+        self.lost = dict(lost or {})
         self.units = Units.of(split)
         self.ranking: list[Ranked] = rank(
             {name: entry.held_out.log_score for name, entry in evaluations.items()},
@@ -83,7 +86,7 @@ class Evaluations:
     @cached_property
     def findings(self) -> list[Verdict]:
         """The verdicts with the rule that each comes from."""
-        return verdicts(self._judged, self.ranking)
+        return [*verdicts(self._judged, self.ranking), *lost_verdicts(self.lost)]
 
     @cached_property
     def answer(self) -> Answer:

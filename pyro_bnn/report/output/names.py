@@ -12,6 +12,8 @@ from pyro_bnn.errors import BNNWarning
 
 TUTORIAL = "tutorials/01_compare_guides.ipynb"
 OF_A_RUN = ("*.nc", "split-*-seed-*/")
+FITS = "fits"
+"""Folder of the output with the fits that have ended; gone once all is written."""
 
 
 def warn_of_others(folder: Path, own: Collection[str]) -> None:
@@ -21,7 +23,12 @@ def warn_of_others(folder: Path, own: Collection[str]) -> None:
         folder: Folder of the output.
         own: Names of the NetCDF files and of the folders of single runs that the run has written.
     """
-    found = {path.name for pattern in OF_A_RUN for path in folder.glob(pattern)}
+    found = {
+        path.name
+        for pattern in OF_A_RUN
+        for path in folder.glob(pattern)
+        if [inner.name for inner in path.glob("*")] != [FITS]  # of a run whose report failed
+    }
     if others := sorted(found.difference(own)):
         warnings.warn(
             f"the folder {str(folder)!r} also holds {', '.join(others)}, which this run did not "

@@ -8,7 +8,7 @@ says nothing where it cannot tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -93,6 +93,12 @@ def verdicts(judged: Judged, ranking: Sequence[Ranked]) -> list[Verdict]:
         *(verdict for rule in RULES for verdict in rule.verdicts(judged)),
         *climb_verdicts(judged),
     ]
+
+
+def lost_verdicts(lost: Mapping[str, str]) -> Iterator[Verdict]:
+    """Which methods have no row, and why."""
+    for name, why in lost.items():
+        yield Verdict(f"{name} has no row: {why.rstrip('.')}.", "lost")
 
 
 def score_verdicts(ranking: Sequence[Ranked]) -> Iterator[Verdict]:
