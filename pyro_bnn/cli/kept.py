@@ -18,6 +18,7 @@ from pyro_bnn.report.output.names import FITS, file_names
 
 logger = logging.getLogger("pyro_bnn")
 
+PARTIAL = f".*.{'[0-9a-f]' * 8}.tmp"  # files that are being written
 PREFIX = "pyro-bnn-kept-"  # of folders in place of those that cannot be written to
 
 
@@ -36,7 +37,7 @@ def alone(out: Path) -> Iterator[None]:
         with locked(made_folder(fits), refusal) as handle:
             if not _is_still(handle, fits):  # the command before removed it as it ended
                 continue
-            for path in fits.glob(".*.tmp"):  # of one that was killed
+            for path in (*fits.glob(PARTIAL), *out.glob(PARTIAL)):  # of one that was killed
                 path.unlink(missing_ok=True)
             try:
                 yield
