@@ -7,6 +7,7 @@ functions of tensors.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -273,6 +274,20 @@ def total_log_prob(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> T
     for msg in messages.values():
         total = total + (log_prob(msg) * msg["scale"]).sum()
     return total
+
+
+def scale_of_rows(msg: Mapping[str, Any]) -> tuple[float, Tensor | None]:
+    """What the rows of ``"y"`` are scaled by: one number, and weights by tensors, or None.
+
+    Args:
+        msg: Of the site ``"y"``.
+    """
+    scale = msg["scale"]
+    if not isinstance(scale, Tensor):
+        return scale, None
+    plates = (frame for frame in msg["cond_indep_stack"] if frame.name == "data")
+    of_plate = math.prod(p.full_size / p.size for p in plates if p.full_size is not None)
+    return of_plate, scale / of_plate
 
 
 def held_given_latents(run: Evaluate) -> frozenset[str]:

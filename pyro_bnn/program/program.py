@@ -30,6 +30,7 @@ from pyro_bnn.program.handlers import (
     held_given_latents,
     log_prob,
     marked_run,
+    scale_of_rows,
     total_log_prob,
 )
 from pyro_bnn.program.latents import Latents
@@ -330,6 +331,12 @@ class Program:
             msg = self._at(z, x, None, params, lambda run, _: run.observed)
         return unvalidated(msg["fn"]), msg["mask"] is not None
 
+    def row_weights(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor | None:
+        """What a tensor of ``poutine.scale`` weights the rows by ``[N]``; None without one."""
+        msg = self._at(z, x, None, params, lambda run, _: run.observed)
+        _, weights = scale_of_rows(msg)
+        return None if weights is None else weights.expand(msg["fn"].batch_shape)
+
     def _check_predictive(self, params: Params | None) -> None:
         """Compare the batched distribution of y with the model's own, a draw at a time."""
         x, y = self.example
@@ -589,9 +596,10 @@ class Program:
         """
         msg = run.observed
         plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
-        rows, scale = log_prob(msg), msg["scale"]  # [B]
-        if isinstance(scale, Tensor):  # poutine.scale was given a tensor
-            rows, scale = rows * scale, 1.0
+        rows = log_prob(msg)  # [B]
+        scale, weights = scale_of_rows(msg)
+        if weights is not None:
+            rows = rows * weights
         if any(p.full_size not in (None, p.size) for p in plates):  # the plate has scaled it
             if num_rows is not None:
                 raise ModelError(

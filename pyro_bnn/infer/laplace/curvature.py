@@ -90,7 +90,8 @@ class CurvatureOf:
             return found.double()
         each = self._terms.roots(at, rows)  # [B, K, P'] of some rows
         if self.structure == "kron":
-            return factors_of(layers_with_bias(self._sites()), each)
+            weights = self._terms.weights(at, rows.x)
+            return factors_of(layers_with_bias(self._sites()), each, weights)
         if self.structure == "low_rank":
             parts, count = [], 0
             for roots in each:

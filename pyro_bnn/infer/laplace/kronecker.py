@@ -26,6 +26,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.guides.kronecker import AutoKroneckerBasis, Layer
 
 TOLERANCE = 1e-3  # of a layer's Jacobian, in float32
+TINY = 1e-300  # where no row of a layer counts
 
 
 class Factors(NamedTuple):
@@ -33,15 +34,23 @@ class Factors(NamedTuple):
 
     Attributes:
         diagonal: Of each entry ``[P]``.
-        layers: Entries ``[O, I + 1]`` of each layer, its G ``[O, O]`` and A / N of its inputs.
+        layers: Entries ``[O, I + 1]`` of each layer, its G ``[O, O]`` and the mean A of its inputs'
+            products over the rows.
     """
 
     diagonal: Tensor
     layers: list[tuple[Tensor, Tensor, Tensor]]
 
 
-def factors_of(layers: Sequence[Layer], roots: Iterable[Tensor]) -> Factors:
+def factors_of(
+    layers: Sequence[Layer], roots: Iterable[Tensor], weights: Tensor | None = None
+) -> Factors:
     """Factors of the roots ``[B, K, P]`` of all rows.
+
+    Args:
+        layers: The layers.
+        roots: Of some rows after others, times the roots of the rows' weights.
+        weights: Weights ``[N]`` of all rows; None for equal ones.
 
     Raises:
         SiteError: If there is no such layer, or a weight is not of a layer that is applied once.
@@ -53,8 +62,11 @@ def factors_of(layers: Sequence[Layer], roots: Iterable[Tensor]) -> Factors:
         )
     diagonal: Tensor | float = 0.0
     sums: dict[str, list[Any]] = {layer.name: [0.0, 0.0, 0] for layer in layers}
+    start = 0
     for some in roots:
         R = some.double()
+        w = R.new_ones(len(R)) if weights is None else weights[start : start + len(R)].to(R)
+        start += len(R)
         diagonal = diagonal + R.square().sum((0, 1))
         for name, index in layers:
             J = R[..., index.to(R.device)]  # [B, K, O, I + 1]
@@ -71,11 +83,11 @@ def factors_of(layers: Sequence[Layer], roots: Iterable[Tensor]) -> Factors:
                 )
             own = sums[name]
             own[0] = own[0] + torch.einsum("bko,bkp->op", g, g)
-            own[1] = own[1] + a.mT @ a
-            own[2] += len(a)
+            own[1] = own[1] + (a.mT * w[seen]) @ a
+            own[2] += float(w[seen].sum())
     found = [(layer.entries, *sums[layer.name]) for layer in layers]
     assert isinstance(diagonal, Tensor)
-    return Factors(diagonal, [(i.to(diagonal.device), G, A / max(n, 1)) for i, G, A, n in found])
+    return Factors(diagonal, [(i.to(diagonal.device), G, A / max(n, TINY)) for i, G, A, n in found])
 
 
 class Kronecker:

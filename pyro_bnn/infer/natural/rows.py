@@ -1,11 +1,12 @@
 r"""Likelihood of rows at draws with its gradients and curvature, a chunk of rows at a time.
 
-With :math:`\ell_i = -\log p(y_i \mid x_i, z)` and its gradient :math:`g_i`, all sums over the rows
-of a batch times N/B, the curvature is one of
+With :math:`\ell_i = -\log p(y_i \mid x_i, z)`, its gradient :math:`g_i` and the weights :math:`w_i`
+of ``poutine.scale``, 1 without it, all sums over the rows of a batch times N/B, the curvature is
+one of
 
-.. math:: \sum_i g_i \circ g_i \;\text{(empirical Fisher, diagonal)}, \qquad
-          \sum_i J_i^\top F_i J_i \;\text{(generalised Gauss-Newton)}, \qquad
-          \sum_i \nabla^2 \ell_i \;\text{(Hessian)}
+.. math:: \sum_i w_i\, g_i \circ g_i \;\text{(empirical Fisher, diagonal)}, \qquad
+          \sum_i w_i\, J_i^\top F_i J_i \;\text{(generalised Gauss-Newton)}, \qquad
+          \sum_i w_i\, \nabla^2 \ell_i \;\text{(Hessian)}
 
 Gradients of single rows are those of ``torch.func.vmap`` over the rows.
 """
@@ -92,6 +93,8 @@ class RowTermsOf:
         values = program.constrain(program.initial)
         first = Batch(batch.x[:1], batch.y[:1])
         _, self._scale_of_one = program.row_log_likelihood(values, first, self._params)
+        weights = program.row_weights(program.initial, first.x, self._params)
+        self._has_weights = weights is not None
         if curvature in ("ggn", "roots"):
             self._require_fisher(batch.x[:1])
         self._draws_at_once = 1 if is_full else num_draws
@@ -116,9 +119,10 @@ class RowTermsOf:
         if self._curvature == "gradients":
             parts = [self._terms(z, *chunk) for chunk in chunks]
             nll = sum((part[0] for part in parts[1:]), parts[0][0])
-            each = torch.cat([part[1] for part in parts], 1)  # [S, B, P]
+            gradient = sum((part[1] for part in parts[1:]), parts[0][1])
+            each = torch.cat([part[2] for part in parts], 1)  # [S, B, P]
             curvature = each.flatten(0, 1) * (scale / len(z)) ** 0.5
-            return RowTerms(z, scale * nll, scale * each.sum(1), curvature)
+            return RowTerms(z, scale * nll, scale * gradient, curvature)
         of_draws = [
             functools.reduce(_added, (self._terms(some, *chunk) for chunk in chunks))
             for some in z.split(self._draws_at_once)
@@ -145,6 +149,14 @@ class RowTermsOf:
         for chunk in self._chunks(batch):
             with without_vmap_warnings():
                 yield scale * self._roots(z, chunk.x)
+
+    def weights(self, z: Tensor, x: Tensor) -> Tensor | None:
+        """Weights ``[B]`` of rows by a tensor of ``poutine.scale``; None without one."""
+        if not self._has_weights:
+            return None
+        weights = self._program.row_weights(z, x, self._params)
+        assert weights is not None
+        return weights.detach().to(z)
 
     def _scale(self, batch: Batch) -> float:
         """N/B, times what the model scales its likelihood by."""
@@ -196,18 +208,26 @@ class RowTermsOf:
         return nll, gradient
 
     def _with_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Values ``[]`` and gradients ``[B, P]`` of the rows, values summed."""
+        """Values ``[]`` and gradients ``[P]``, summed; roots ``[B, P]`` of the Fisher information.
+
+        A row of weight w counts as w rows: its root is sqrt(w) times its own gradient.
+        """
 
         def of_row(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            return self._row_nll(z, x.unsqueeze(0), y.unsqueeze(0))
+            row = Batch(x.unsqueeze(0), y.unsqueeze(0))
+            return -self._program.log_likelihood(z, row, self._params).sum()
 
         each = torch.func.vmap(torch.func.grad_and_value(of_row), (None, 0, 0))
         gradients, values = each(z, x, y)
-        return values.sum(), gradients
+        if not self._has_weights:
+            return values.sum(), gradients.sum(0), gradients
+        w = self.weights(z, x)
+        assert w is not None
+        return w @ values, w @ gradients, w.sqrt().unsqueeze(-1) * gradients
 
     def _with_squared_gradients(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        nll, gradients = self._with_gradients(z, x, y)
-        return nll, gradients.sum(0), gradients.square().sum(0)
+        nll, gradient, roots = self._with_gradients(z, x, y)
+        return nll, gradient, roots.square().sum(0)
 
     def _with_hessian(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         nll, gradient = self._with_none(z, x, y)
@@ -238,7 +258,8 @@ class RowTermsOf:
             return root(torch.func.jacrev(tensors)(part))
 
         roots: Tensor = torch.func.vmap(of_row)(x)
-        return roots
+        weights = self.weights(z, x)
+        return roots if weights is None else roots * weights.sqrt()[:, None, None]
 
     def _information(self, z: Tensor, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         fn, _ = self._program.observed(z, x.unsqueeze(0), self._params)
