@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -13,8 +13,8 @@ from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
 from torch import Tensor, nn
 
-from pyro_bnn.errors import ModelError, ShapeError, SiteError
-from pyro_bnn.handled import module_of, unhandled
+from pyro_bnn.errors import BNNError, ModelError, ShapeError, SiteError
+from pyro_bnn.handled import model_name, module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import (
@@ -28,6 +28,7 @@ from pyro_bnn.program.handlers import (
     evaluate,
     latents_of_density,
     log_prob,
+    own_rows,
     trace_model,
     unseen,
 )
@@ -74,7 +75,7 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
     """The trace, y as the likelihood takes it, and the distribution of y of the first row."""
     num_rows = x.shape[0]
     with isolated(), unseen(model):
-        free = poutine.trace(model).get_trace(x)
+        free = _traced(model, "on all rows", x)
         nodes: Mapping[str, Any] = free.nodes
         if "y" not in nodes:
             raise ModelError(
@@ -88,15 +89,66 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
             )
         _check_held(free)
         _check_rows(free, num_rows)
-        of_first = poutine.trace(model).get_trace(x[:1])
+        of_first = _traced(model, "on the first row alone, though not on all", x[:1])
         _check_plate(free, of_first)
+        _check_draws(free, of_first)
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
-        observed = poutine.trace(poutine.replay(model, free)).get_trace(x, y)
+        observed = _traced(poutine.replay(model, free), "once y is given", x, y)
         _check_names(model, {*free.nodes, *observed.nodes})
         _check_observed(observed, model, x, y)
-        _check_same_output(free, observed)
+        _check_same_output(model, x, free, observed)
     with isolated():
         return trace_model(model, x), y, of_first.nodes["y"]["fn"]
+
+
+def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
+    """The trace of a model that may write to the rows it is given.
+
+    Raises:
+        ModelError: If the model fails; names the model and the shape of the rows.
+    """
+    tracer = poutine.trace(model)
+    try:
+        return tracer.get_trace(*own_rows(rows))
+    except (BNNError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        nodes: Mapping[str, Any] = tracer.msngr.trace.nodes
+        if "f" in nodes:
+            _check_function(nodes["f"]["value"], len(rows[0]))
+        shapes = " and ".join(f"{n} {tuple(v.shape)}" for n, v in zip("xy", rows, strict=False))
+        what = " ".join(str(error).partition("Trace Shapes:")[0].split()) or "no message"
+        no_tensor = "f" not in nodes and isinstance(error, AttributeError | TypeError)
+        hint = f"; f is a tensor, recorded as in{CORRECTED}" if no_tensor else ""
+        raise ModelError(
+            f"{model_name(model)} fails {when}, {shapes}: {type(error).__name__}: {what}{hint}"
+        ) from error
+
+
+def _check_draws(whole: poutine.Trace, first_row: poutine.Trace) -> None:
+    """Check that a prior draws numbers, as many for one row as for all.
+
+    Raises:
+        SiteError: If it does not; names the site.
+    """
+    nodes, of_first = (cast(Mapping[str, Any], trace.nodes) for trace in (whole, first_row))
+    for name in whole.stochastic_nodes:
+        value = nodes[name]["value"]
+        if name == "y" or _in_rows(nodes[name]) or name not in of_first:
+            continue
+        if type(nodes[name]["fn"]).__name__ == "_Subsample":
+            continue
+        if bool(value.isnan().any()):
+            raise SiteError(
+                f"the prior of {name!r} draws NaN: a parameter of its "
+                f"{type(base_distribution(nodes[name]['fn'])).__name__} is NaN"
+            )
+        if value.shape != (shape := of_first[name]["value"].shape):
+            raise SiteError(
+                f"the latent site {name!r} has shape {tuple(value.shape)} where x has "
+                f"{len(nodes['f']['value'])} rows, and {tuple(shape)} where it has one: latent "
+                "sites are shared by all rows, of whatever number they are"
+            )
 
 
 def _require_same_sites(model: Model, trace: ModelTrace, rows: Tensor) -> None:
@@ -106,7 +158,7 @@ def _require_same_sites(model: Model, trace: ModelTrace, rows: Tensor) -> None:
         ModelError: If they have not: the sites are then those of all rows.
     """
     with isolated(), unseen(model):
-        nodes: Mapping[str, Any] = poutine.trace(model).get_trace(rows).nodes
+        nodes: Mapping[str, Any] = poutine.trace(model).get_trace(rows.clone()).nodes
     plates = [
         node["fn"] for node in nodes.values() if type(node.get("fn")).__name__ == "_Subsample"
     ]
@@ -192,12 +244,7 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
             'the model does not record its network output "f"; add the first of these lines'
             f"{CORRECTED}"
         )
-    f = nodes["f"]["value"]
-    if as_columns(f).ndim != 2 or as_columns(f).shape[0] != num_rows:
-        raise ModelError(
-            f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
-            f"{num_rows} rows, or [N] for one output{CORRECTED}"
-        )
+    _check_function(nodes["f"]["value"], num_rows)
     if "data" not in [frame.name for frame in node["cond_indep_stack"]]:
         raise ModelError(f'the site "y" is not inside pyro.plate("data", N):{CORRECTED}')
     batch_shape = node["fn"].batch_shape
@@ -209,21 +256,38 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
         )
 
 
+def _check_function(f: Any, num_rows: int) -> None:
+    """Check that what is recorded as f is the output of a network, a row for each of x."""
+    if not isinstance(f, Tensor) or not f.is_floating_point():
+        what = f"a tensor of {f.dtype}" if isinstance(f, Tensor) else f"{type(f).__name__}"
+        raise ModelError(
+            f'the model records as "f" {what}, but f is the network output, a tensor [N, F] of '
+            f"real numbers{CORRECTED}"
+        )
+    if as_columns(f).ndim != 2 or as_columns(f).shape[0] != num_rows:
+        raise ModelError(
+            f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
+            f"{num_rows} rows, or [N] for one output{CORRECTED}"
+        )
+
+
 def _check_plate(whole: poutine.Trace, first_row: poutine.Trace) -> None:
     """Check that the plate follows the rows of x, unless it subsamples itself."""
-    plate = _data_plate(whole)
+    plate, of_first = (
+        data_plate(cast(Mapping[str, Any], trace.nodes)["y"]) for trace in (whole, first_row)
+    )
     if plate.full_size not in (None, plate.size):
         return
-    if (size := _data_plate(first_row).size) != 1:
+    if (size := of_first.size) != 1:
         raise ModelError(
             f'the plate "data" has {size} rows whatever x has: give it the rows of x, as '
             f"minibatches and predictions have other numbers of them{CORRECTED}"
         )
 
 
-def _data_plate(trace: poutine.Trace) -> Any:
-    nodes: Mapping[str, Any] = trace.nodes
-    return next(frame for frame in nodes["y"]["cond_indep_stack"] if frame.name == "data")
+def data_plate(msg: Mapping[str, Any]) -> Any:
+    """The plate ``"data"`` that the site ``"y"`` lies in."""
+    return next(frame for frame in msg["cond_indep_stack"] if frame.name == "data")
 
 
 def _check_shared(trace: poutine.Trace) -> None:
@@ -244,17 +308,33 @@ def _check_shared(trace: poutine.Trace) -> None:
             )
 
 
-def _check_same_output(*traces: poutine.Trace) -> None:
+def _check_same_output(model: Model, x: Tensor, *traces: poutine.Trace) -> None:
     """Check that f is the same in two traces of the same values of the latent sites."""
-    nodes: list[Mapping[str, Any]] = [trace.nodes for trace in traces]
-    f, again = (of["f"]["value"].detach() for of in nodes)
-    finite = f[f.isfinite()].abs()
-    atol = 1e-4 * float(finite.max()) if finite.numel() else 0.0  # sums on a GPU have no order
-    if not torch.allclose(f, again, rtol=0, atol=atol, equal_nan=True):
+    if _have_same_output(*traces):
+        return
+    held = poutine.replay(model, traces[0])
+    again = []
+    for _ in range(2):
+        with isolated(0):
+            again.append(_traced(held, "when it is run again", x))
+    if _have_same_output(*again):
         raise ModelError(
             "the network draws random numbers, as dropout in training mode does: f would be random "
             "given the weights; take it out, or call .eval() on it"
         )
+    raise ModelError(
+        "the network keeps something from one call to the next, as a counter or a running mean: f "
+        "of the same rows and weights is another one each time; make f a function of x and of the "
+        "weights alone"
+    )
+
+
+def _have_same_output(*traces: poutine.Trace) -> bool:
+    nodes: list[Mapping[str, Any]] = [trace.nodes for trace in traces]
+    f, again = (of["f"]["value"].detach() for of in nodes)
+    finite = f[f.isfinite()].abs()
+    atol = 1e-4 * float(finite.max()) if finite.numel() else 0.0  # sums on a GPU have no order
+    return torch.allclose(f, again, rtol=0, atol=atol, equal_nan=True)
 
 
 def _check_modules(model: Model) -> None:
@@ -275,7 +355,7 @@ def _check_modules(model: Model) -> None:
         if isinstance(module, nn.RNNBase | nn.LSTMCell):
             raise ModelError(
                 f"{name} is a {type(module).__name__}, whose kernel cannot be batched over draws; "
-                "use torch.nn.GRUCell, or a cell in plain operations"
+                "use pyro_bnn.layers.GRUCell, or a cell in plain operations"
             )
 
 

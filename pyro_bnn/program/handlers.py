@@ -50,11 +50,13 @@ class ModelTrace:
         messages: Pyro's message (``fn``, ``value``, ...) of each latent site, from a prior draw, or
             at its ``infer={"start": ...}``.
         param_messages: Messages of explicit ``pyro.param`` statements.
+        f: Network output ``[N, F]``, where the model records one.
     """
 
     sites: tuple[Site, ...]
     messages: Mapping[str, Mapping[str, Any]]
     param_messages: Mapping[str, Mapping[str, Any]]
+    f: Tensor | None = None
 
 
 @contextmanager
@@ -78,6 +80,11 @@ def _without_registration_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
         yield
+
+
+def own_rows(args: Iterable[Any]) -> list[Any]:
+    """Copies of tensors that a model may write to, as ``ReLU(inplace=True)`` does."""
+    return [value.clone() if isinstance(value, Tensor) else value for value in args]
 
 
 @contextmanager
@@ -115,7 +122,7 @@ def trace_model(
         SiteError: If a latent site is discrete or has no density, or the model has none.
     """
     with unseen(model), Starting():
-        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        trace = poutine.trace(model).get_trace(*own_rows(args), **kwargs)
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
     start = 0
@@ -139,7 +146,8 @@ def trace_model(
         )
     messages = {site.name: nodes[site.name] for site in sites}
     params = {name: node for name, node in nodes.items() if node["type"] == "param"}
-    return ModelTrace(tuple(sites), messages, params)
+    f = as_columns(nodes["f"]["value"]).detach() if "f" in nodes else None
+    return ModelTrace(tuple(sites), messages, params, f)
 
 
 def _check_support(name: str, fn: Distribution) -> None:
@@ -185,7 +193,7 @@ def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
     runs = True
     with isolated(), unseen(model), poutine.trace() as tracer:
         try:
-            model(x)
+            model(x.clone())
         except Exception as error:  # it is raised again by the model's check, on x as it is cast
             logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
             runs = False

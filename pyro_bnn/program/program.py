@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,7 +21,13 @@ from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.batched import batched_or_looped, refused_as
-from pyro_bnn.program.contract import CORRECTED, check_model, check_run, naming_columns
+from pyro_bnn.program.contract import (
+    CORRECTED,
+    check_model,
+    check_run,
+    data_plate,
+    naming_columns,
+)
 from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.handlers import (
@@ -42,6 +49,7 @@ from pyro_bnn.program.model_facts import (
 )
 from pyro_bnn.program.prior import prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
+from pyro_bnn.program.rows import FewRows
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import (
     Batch,
@@ -132,14 +140,22 @@ class Program:
         )
         self.initial = initial.detach().to(self.dtype)
         self.latents = Latents(trace.sites)
+        self._writes_rows = torch.is_inference_mode_enabled()  # where no versions are counted
         with own_generators():
             row = x[:1].clone(), y[:1].clone()
+            versions = [] if self._writes_rows else [value._version for value in row]
             probe = marked_run(
                 lambda values: self._run_at(values, *row, self.params),
                 self.constrain(self.initial),
                 self.params.values(),
             )
+            self._writes_rows |= any(v._version > n for v, n in zip(row, versions, strict=False))
             check_run(trace, probe)
+            if data_plate(probe.observed).size == 1:  # not of a size of its own
+                run = partial(self._run_at, params=self.params)
+                few = FewRows(run, self.constrain, self.initial, x, y)
+                few.require_apart(probe, cast(Tensor, trace.f))
+                few.require_gradients()
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
             self._priors_are_apart = all(probe.sources(s.name) <= {PARAMETER} for s in self.sites)
@@ -557,11 +573,12 @@ class Program:
         With ``output`` y is given that in place of the network's own f.
         """
         params = self.params if params is None else params
+        rows = (x,) if y is None else (x, y)
         with self.snapshot.held():
             return evaluate(
                 self.model,
                 values,
-                *((x,) if y is None else (x, y)),
+                *([value.clone() for value in rows] if self._writes_rows else rows),
                 params={**self.snapshot.buffers, **params},
                 store=self._store,
                 output=output,

@@ -31,7 +31,7 @@ from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.handlers import without_validation
+from pyro_bnn.program.handlers import own_rows, without_validation
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated, own_generators
 from pyro_bnn.program.terms import Batch
@@ -267,6 +267,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
         The first has the KL's weight of this step, and the model's ``pyro.factor`` statements.
         """
         weight = weight_of_kl(step, self.svi.kl_warmup)
+        rows = Batch(*own_rows(rows))
         with warnings.catch_warnings(), poutine.trace(param_only=True) as params:
             # the error below says it
             warnings.filterwarnings("ignore", message="Encountered (NaN|[+-]?inf)")

@@ -237,7 +237,7 @@ def test_a_noise_scale_of_two_values_is_that_of_each_draw(
     def model(x: Tensor, y: Tensor | None = None) -> Tensor:
         tau = pyro.sample("tau", dist.Normal(0.0, 1.0))
         w = pyro.sample("w", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1))
-        f = pyro.deterministic("f", x @ w)
+        f = pyro.deterministic("f", x @ w + tau)
         with pyro.plate("data", len(x)):
             return pyro.sample("y", dist.Normal(f, scale(tau)), obs=y)
 
@@ -248,16 +248,15 @@ def test_a_noise_scale_of_two_values_is_that_of_each_draw(
     assert_close(found.stddev, torch.tensor([[1.0], [2.0]]).expand(2, len(X)))
 
 
-def test_rows_that_depend_on_each_other_have_no_jacobian_for_all_draws() -> None:
+def test_rows_that_depend_on_each_other_are_refused() -> None:
     class Centred(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x - x.mean(0)
 
     net = nn.Sequential(nn.Linear(2, 3), Centred(), nn.Linear(3, 1)).double()
     model = bayesian(net, likelihood=likelihoods.Normal(0.25))
-    program = Program(model, X, Y)
-    linearised = LinearisedProgram(program, program.initial)
-    assert linearised.for_all_draws(X) == ()
+    with pytest.raises(ModelError, match="depends on other rows"):
+        Program(model, X, Y)
     plain = LinearisedProgram(Program(network(), X, Y), torch.zeros(17).double())
     f, jacobian = plain.for_all_draws(X)
     assert f.shape == (20, 1)

@@ -1,0 +1,147 @@
+"""What a model says of a row is the row's own, and the likelihood has a gradient in its sites.
+
+Both are looked at on a few rows and one draw: that costs the same for millions of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import ModelError
+from pyro_bnn.layers.dropout import IS_MASK_NOISE
+from pyro_bnn.program.handlers import Evaluate, log_prob, scale_of_rows
+
+SOME = 8  # rows that are compared
+ROUNDING = 1e-4  # by which f of a row alone may differ from that among others
+DEPENDS = (
+    "what the model says of a row depends on other rows, on their order or their number: f or the "
+    "density of y of the same rows is another one when some are left out, so that batches and "
+    "predictions would differ. Standardise x before the fit; take batch_first=True for recurrent "
+    "and attention layers of torch, which take x of three dimensions; take softmax, means and "
+    "norms over dim=-1, as dim=0 is that of the rows"
+)
+
+
+class FewRows:
+    """A model at one draw and a few rows, spread over all.
+
+    Args:
+        run: The model at values of its sites, inputs and observations.
+        constrain: Values of the sites out of z ``[P]``.
+        z: The draw.
+        x: Inputs, N rows.
+        y: Their observations.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Mapping[str, Tensor], Tensor, Tensor], Evaluate],
+        constrain: Callable[[Tensor], dict[str, Tensor]],
+        z: Tensor,
+        x: Tensor,
+        y: Tensor,
+    ) -> None:
+        places = torch.linspace(0, len(x) - 1, min(len(x), SOME)).long().to(x.device)
+        self._some = x[places], y[places.to(y.device)]
+        self._run, self._constrain, self._z = run, constrain, z
+        with torch.enable_grad():
+            self._values = constrain(z.detach().clone().requires_grad_())
+            self._whole = run(self._values, *self._some)
+
+    def require_apart(self, first: Evaluate, f: Tensor) -> None:
+        """Check that f and the density of a row do not depend on other rows, nor on their order.
+
+        Args:
+            first: The model at the first row alone.
+            f: Network output of all rows or more than these, the first row first.
+
+        Raises:
+            ModelError: If they do: in reverse order and without the first row, or of this alone.
+        """
+        whole = _of_rows(self._whole)
+        others = [([value[:1] for value in whole], _of_rows(first)), ([whole[0][:1]], [f[:1]])]
+        if len(whole[0]) > 1:
+            with torch.no_grad():
+                turned = self._run(self._values, *(v.flip(0)[:-1] for v in self._some))
+            pair = [value[1:] for value in whole], [v.flip(0) for v in _of_rows(turned)]
+            others.append(pair)
+        for values, again in others:
+            for value, other, rounding in zip(
+                values, again, (ROUNDING, 10 * ROUNDING), strict=False
+            ):
+                if not _are_close(value, other.detach(), rounding):
+                    raise ModelError(DEPENDS)
+
+    def require_gradients(self) -> None:
+        """Check that the likelihood has a gradient in each site on which it depends.
+
+        Raises:
+            ModelError: If it depends on a site in which it has none; names it.
+        """
+        if torch.is_inference_mode_enabled():
+            return
+        with torch.enable_grad():
+            total = _densities(self._whole).sum()
+        names = [n for n in self._values if not self._whole.latent[n]["infer"].get(IS_MASK_NOISE)]
+        slopes: tuple[Tensor | None, ...] = (None,) * len(names)
+        if total.requires_grad:
+            try:
+                slopes = torch.autograd.grad(
+                    total, [self._values[name] for name in names], allow_unused=True
+                )
+            except RuntimeError:  # of an operation without a derivative; engines name it
+                return
+        flat = [name for name, slope in zip(names, slopes, strict=True) if slope is None]
+        moved = self._constrain(-self._z - torch.where(self._z < 0, -1, 1))
+        if not self._depends_on(moved, flat):
+            return
+        found = ", ".join(repr(name) for name in flat if self._depends_on(moved, [name]))
+        raise ModelError(
+            f"the likelihood depends on {found or ', '.join(map(repr, flat))} and has no gradient "
+            "in it, so that a fit would give its prior back: compute f from it without .detach(), "
+            "torch.no_grad(), NumPy or numbers of Python, and without comparisons and rounding"
+        )
+
+    def _depends_on(self, moved: Mapping[str, Tensor], names: list[str]) -> bool:
+        """Whether the densities are others where these sites have moved."""
+        if not names:
+            return False
+        with torch.no_grad():
+            run = self._run({**self._values, **{n: moved[n] for n in names}}, *self._some)
+        return not _are_close(_densities(self._whole), _densities(run), 10 * ROUNDING)
+
+
+def _of_rows(run: Evaluate) -> list[Tensor]:
+    """Network output ``[N, F]`` and the log density of each row ``[N]``."""
+    assert run.f is not None
+    return [run.f.detach(), _densities(run).detach()]
+
+
+def _densities(run: Evaluate) -> Tensor:
+    """Log density of each row ``[N]`` times its weight.
+
+    Raises:
+        ModelError: If there are weights, or a mask, of other rows.
+    """
+    msg, shape = run.observed, run.observed["fn"].batch_shape
+    _, weights = scale_of_rows(msg)
+    for handler, value in (("scale", weights), ("mask", msg["mask"])):
+        if isinstance(value, Tensor) and value.shape not in (torch.Size([]), (1,), shape):
+            raise ModelError(
+                f'poutine.{handler} around "y" is given a tensor of shape {tuple(value.shape)} '
+                f"whatever rows x has, here {shape[0]}; batches and predictions have other numbers "
+                "of rows: compute it from x, as from a column of it that the network leaves out"
+            )
+    rows = log_prob(msg)
+    return rows if weights is None else rows * weights
+
+
+def _are_close(value: Tensor, other: Tensor, rounding: float) -> bool:
+    rounding = max(rounding, 8 * torch.finfo(value.dtype).eps)
+    size = float(value.detach().abs().nan_to_num(0, 0, 0).max())
+    return value.shape == other.shape and torch.allclose(
+        value, other, rtol=rounding, atol=rounding * size, equal_nan=True
+    )
