@@ -299,8 +299,8 @@ MODULES: dict[str, tuple[nn.Module, str]] = {
     ),
     "LSTM": (
         nn.LSTM(4, 4),
-        "net.1 is a LSTM, whose kernel cannot be batched over draws; use torch.nn.GRUCell, or a "
-        "cell in plain operations",
+        "net.1 is a LSTM, whose kernel cannot be batched over draws; use "
+        "pyro_bnn.layers.GRUCell, or a cell in plain operations",
     ),
     "GRU": (nn.GRU(4, 4), "net.1 is a GRU, whose kernel cannot be batched"),
     "LSTMCell": (nn.LSTMCell(4, 4), "net.1 is a LSTMCell, whose kernel cannot be batched"),

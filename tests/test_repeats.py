@@ -19,6 +19,7 @@ import typer
 from pyro_bnn.cli import fits
 from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.fits import count_numbers, expected_seconds
+from pyro_bnn.cli.kept import EndedFits
 from pyro_bnn.cli.methods import find_methods
 from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.runs import Plan, number_of_jobs, numbers, one_or_several, require_cores, run_all
@@ -180,7 +181,8 @@ class WithoutFits(Plan):
             "pid": os.getpid(),
         }
         table = pd.DataFrame([record], index=pd.Index(["NUTS"], name="method"))
-        return SimpleNamespace(split=rows, seed=seed, table=table, findings=()), {}
+        found = SimpleNamespace(split=rows, seed=seed, table=table, findings=())
+        return SimpleNamespace(comparison=found, lost={}, why="")
 
 
 @pytest.mark.slow("about a second")
@@ -190,7 +192,9 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
     """In this process: the longest first, and one that needs another's weights after it."""
     ran: list[str] = []
 
-    def in_turn(tasks: Any, processes: int, threads: int, say: Any, *, progress: bool) -> Any:
+    def in_turn(
+        tasks: Any, processes: int, threads: int, say: Any, *, progress: bool, if_killed: Any
+    ) -> Any:
         ran.extend(tasks)
         assert processes == 2
         return {name: task(say) for name, task in tasks.items()}
@@ -212,7 +216,7 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
 
     def fit() -> tuple[dict[str, Any], dict[str, str]]:
         ran.clear()
-        done = plan.fit_side_by_side(models, rows, 0, tmp_path, 2)
+        done = plan.fit_side_by_side(models, rows, 0, EndedFits(tmp_path, engines), 2)
         return fits.fit_all(
             engines, models, rows, seed=0, progress=False, say=str, saves=None, done=done
         )
@@ -243,8 +247,8 @@ def test_processes_side_by_side_do_not_oversubscribe(tmp_path: Path) -> None:
         say=str, command="",
     )  # fmt: skip
     with one_of_processes(1, 1):
-        apart = run_all(plan, splits, [3], tmp_path / "apart")
-        beside = run_all(plan, splits, [3], tmp_path / "beside", num_processes=2)
+        apart, *_ = run_all(plan, splits, [3], tmp_path / "apart")
+        beside, *_ = run_all(plan, splits, [3], tmp_path / "beside", num_processes=2)
         with pytest.raises(OptionError, match="1000 processes of 1 threads need 1000 cores"):
             run_all(plan, splits, [3], tmp_path, num_processes=1_000)
     assert [run.name for run in beside.runs] == [run.name for run in apart.runs]

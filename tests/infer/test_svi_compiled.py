@@ -317,9 +317,9 @@ def test_compiling_a_model_that_branches_on_a_tensor_is_refused() -> None:
 
 
 def changing(x: Tensor, y: Tensor | None = None) -> None:
-    """A model that is another one for few rows."""
+    """A model of which few rows take other operations to the same end."""
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
-    f = pyro.deterministic("f", x @ w * (2.0 if x.shape[0] > 4 else 1.0))
+    f = pyro.deterministic("f", x @ w if x.shape[0] > 4 else (x.unsqueeze(-1) * w).sum(-2))
     with pyro.plate("data", x.shape[0]):
         pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
 
@@ -360,15 +360,15 @@ def test_models_that_know_the_number_of_rows_are_captured_for_each(
 def test_a_parameter_without_effect_is_compiled() -> None:
     """The gradient by a bias before a normalisation is rounding alone, which Adam divides by."""
     net = nn.Sequential(
-        nn.Unflatten(1, (1, 3)),
+        nn.Unflatten(1, (1, 8)),
         nn.Conv1d(1, 4, 2),
-        nn.GroupNorm(4, 4),
+        nn.GroupNorm(4, 4),  # of 7 numbers: the sd of two may be near 0, and rounding of any size
         nn.Tanh(),
         nn.Flatten(),
-        nn.Linear(8, 1),
+        nn.Linear(28, 1),
     )
     model = models.bayesian(net, {"5.*": priors.Normal()}, likelihoods.Normal(0.3))
-    x = torch.randn(20, 3)
+    x = torch.randn(20, 8)
     posterior = SVI(guides.AutoNormal, num_steps=3, compile=True).run(
         model, (x, x[:, :1]), progress=False
     )
