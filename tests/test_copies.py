@@ -95,7 +95,7 @@ def test_a_posterior_that_was_used_is_copied(cls: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("memory", [1 << 30, 140_000])
+@pytest.mark.parametrize("memory", [1 << 30, 900_000])
 def test_a_prediction_is_copied(way: str, memory: int) -> None:
     posterior = used(guides.AutoNormal)
     found = posterior.predict(torch.linspace(-1, 1, 800).reshape(400, 2), 20, memory=memory)

@@ -201,7 +201,7 @@ def linear(num_outputs: int) -> tuple[Program, Tensor]:
     num_outputs=st.sampled_from([1, 2]),
     loc=st.floats(-1e6, 1e6),
     power=st.integers(-100, 100),
-    levels=st.lists(st.floats(0, 1), min_size=1, max_size=5).map(sorted),
+    levels=st.lists(st.floats(1e-12, 1 - 1e-12), min_size=1, max_size=5).map(sorted),
 )
 def test_predictions_have_their_shapes_and_carry_units(
     num_rows: int, num_outputs: int, loc: float, power: int, levels: list[float]

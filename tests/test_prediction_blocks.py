@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_bnn import Program, likelihoods, memory, models
 from pyro_bnn.data import Standardiser
-from pyro_bnn.errors import OptionError, ShapeError
+from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks
@@ -88,8 +88,8 @@ def test_blocks_of_numbers_have_the_same_moments_and_densities(
 
 
 @pytest.mark.slow("many draws")
-def test_quantiles_of_blocks_are_those_of_draws() -> None:
-    """Of a y known but for its noise: they differ from the normal's by their Monte Carlo error."""
+def test_quantiles_of_blocks_are_exact_and_their_noise_is_their_own() -> None:
+    """Of a y known but for its Gaussian noise."""
     x, draws = rows(), 2_000
     model = models.MLP(3, hidden=(), likelihood=likelihoods.Normal(0.5)).double()
     program = Program(model, x, x[:, 0])
@@ -102,12 +102,8 @@ def test_quantiles_of_blocks_are_those_of_draws() -> None:
     levels = [0.05, 0.5, 0.9]
     quantiles = found.quantile(levels)[..., 0]  # together, as each call draws all blocks again
     for level, quantile in zip(levels, quantiles, strict=True):
-        z_scores = quantile - f - normal.icdf(torch.tensor(level))
-        density = float(normal.log_prob(normal.icdf(torch.tensor(level))).exp())
-        z_scores = z_scores * density / math.sqrt(level * (1 - level) / draws)  # [N], independent
-        assert float(z_scores.abs().max()) < 5
-        assert abs(float(z_scores.mean())) * math.sqrt(N) < 5
-        assert 0.8 < float(z_scores.std()) < 1.2
+        exact = f + normal.icdf(torch.tensor(level, dtype=torch.float64))
+        torch.testing.assert_close(quantile, exact, rtol=1e-9, atol=1e-9)
     again = posterior.predict(x, draws, memory=4_000_000)
     assert torch.equal(again.quantile(0.9)[:, 0], quantiles[2])
     noise = [block().draws - block().function_draws for block in found._blocks[:2]]
@@ -173,19 +169,9 @@ class Standardised(PyroModule):
         return f
 
 
-def test_rows_that_depend_on_each_other_are_not_taken_apart() -> None:
-    posterior = posterior_of(Standardised())
-    x = rows()
-    f = posterior.function_draws(x, S)
-    w = posterior.sample(S)["w"]
-    expected = torch.einsum("ni,siw->snw", x - x.mean(0), w).tanh().sum(-1)
-    torch.testing.assert_close(f[..., 0], expected)
-    for call in (
-        lambda: posterior.log_likelihood((x, x[:, 0]), S, memory=BOUND),
-        lambda: posterior.predict(x, S, memory=BOUND),
-    ):
-        with pytest.raises(OptionError, match="pass fewer rows at a time, or raise memory="):
-            call()
+def test_rows_that_depend_on_each_other_are_refused() -> None:
+    with pytest.raises(ModelError, match="what the model says of a row depends on other rows"):
+        posterior_of(Standardised())
 
 
 def test_which_dimension_is_that_of_the_rows() -> None:

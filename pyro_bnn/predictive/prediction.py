@@ -151,15 +151,19 @@ class Prediction:
         return _existing((self._mean_of("variances") + self._variance_of_means()).sqrt(), "sd")
 
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
-        """Quantiles of the draws of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
+        """Quantiles of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
 
-        Between draws they are interpolated; that of a count is the smallest count which at least
-        this share of the draws does not exceed.
+        Where y is Gaussian given a draw of the weights they are those of the mixture over draws.
+        Else they are those of the draws of y, with their noise: between draws they are
+        interpolated; that of a count is the smallest count which at least this share of the draws
+        does not exceed.
 
         Raises:
             OptionError: If a level is not between 0 and 1.
         """
         require_levels(q)
+        if self._is_normal:
+            return self._of_mixture(torch.as_tensor(q, dtype=torch.float64))
         of = self.draws if self.draws.is_floating_point() else self.function_draws
         levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
         position = levels * (len(self.draws) - 1)
@@ -179,6 +183,16 @@ class Prediction:
             places.copy_(torch.where(weight == 0, draws[low], between))  # infinity * 0 is NaN
             start += rows.shape[1]
         return found
+
+    def _of_mixture(self, levels: Tensor) -> Float[Tensor, "*Q N O"]:
+        means, variances = self._of_kind("means"), self._of_kind("variances")
+        at_once = max(1, WORKING_SET // max(1, means[:, :1].nbytes))
+        parts = zip(means.split(at_once, dim=1), variances.split(at_once, dim=1), strict=True)
+        of = levels.flatten().tolist()
+        found = [
+            torch.stack([normal_mixture_quantile(p, m, v.sqrt()) for p in of]) for m, v in parts
+        ]
+        return torch.cat(found, 1).reshape(*levels.shape, *means.shape[1:])
 
     # Classes
 
@@ -266,8 +280,7 @@ class Prediction:
 
         Numbers have ``predicted_mean``, ``_median``, ``_sd``, ``_low``, ``_high``,
         ``_sd_epistemic`` and ``_sd_aleatoric``; of several targets these are
-        ``predicted_NAME_mean`` and so on. Where y is Gaussian given a draw, the median and the ends
-        of the interval are those of the mixture over draws, without noise of draws of y. Classes
+        ``predicted_NAME_mean`` and so on. Quantiles are those of :meth:`quantile`. Classes
         have ``predicted_class``, ``predicted_p_NAME`` of each, ``predicted_entropy`` and
         ``predicted_mutual_information``, nats. What the command compares with the training rows is
         not among them. Units are those of the prediction; the index is that of the data frame that
@@ -300,7 +313,7 @@ class Prediction:
         require_level(level)
         if self._stored["means"] is None:
             return self._class_columns()
-        low, median, high = self._exact_quantiles([(1 - level) / 2, 0.5, (1 + level) / 2])
+        low, median, high = self.quantile([(1 - level) / 2, 0.5, (1 + level) / 2])
         values = {
             "mean": self.mean,
             "median": median,
@@ -311,16 +324,6 @@ class Prediction:
             "sd_aleatoric": self.sd_aleatoric,
         }
         return self._by_target(values)
-
-    def _exact_quantiles(self, levels: list[float]) -> Float[Tensor, "Q N O"]:
-        """Quantiles of the mixture over draws where y is Gaussian given each, else of draws."""
-        if not self._is_normal:
-            return self.quantile(levels)
-        means, variances = self._of_kind("means"), self._of_kind("variances")
-        at_once = max(1, WORKING_SET // max(1, means[:, :1].nbytes))
-        parts = zip(means.split(at_once, dim=1), variances.split(at_once, dim=1), strict=True)
-        found = [[normal_mixture_quantile(q, m, v.sqrt()) for q in levels] for m, v in parts]
-        return torch.cat([torch.stack(part) for part in found], 1)
 
     def _by_target(self, values: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
         """Numbers ``[N, O]`` by name as columns ``[N]``, those of a target side by side."""
@@ -416,9 +419,6 @@ class StreamedPrediction(Prediction):
         """Quantiles of draws of y that each block of rows has of its own; see the base class."""
         require_levels(q)
         return torch.cat([block().quantile(q) for block in self._blocks], -2)
-
-    def _exact_quantiles(self, levels: list[float]) -> Float[Tensor, "Q N O"]:
-        return torch.cat([block()._exact_quantiles(levels) for block in self._blocks], 1)
 
     def target_log_prob(self, y: ArrayLike) -> Float[Tensor, "N O"]:
         """Log of the mean density of each target alone; see the base class."""

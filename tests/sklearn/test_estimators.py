@@ -328,7 +328,7 @@ def test_a_fit_changes_no_parameter() -> None:
         ),
         ({"likelihood": 3}, OptionError, "likelihood is a name such as 'student-t'.*not 3"),
         ({"likelihood": "bernoulli"}, OptionError, "describes 2 classes, but a regressor has"),
-        ({"random_state": -1}, OptionError, "seed"),
+        ({"random_state": -1}, OptionError, "random_state is an integer of at least 0, not -1"),
     ],
 )
 def test_parameters_that_are_refused(
