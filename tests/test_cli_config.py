@@ -117,7 +117,7 @@ def test_verdicts_that_are_named_end_with_another_code(rows: Path) -> None:
     short = ("fit", "--data", "rows.csv", "--method", "auto-normal", "--steps", "150")
     result = run(*short)
     assert result.code == 0
-    (warned,) = [line for line in result.out.splitlines() if "Not judged" in line]
+    (warned,) = [line for line in result.out.splitlines() if "It is not known whether" in line]
     failed = run(*short, "--fail-on", "warning")
     assert failed.code == 3
     assert f"pyro-bnn: --fail-on warning: {warned}" in failed.err
@@ -147,7 +147,7 @@ def test_a_comparison_fails_on_what_is_named_alone(rows: Path) -> None:
     assert "unchecked" in kinds
     failed = run(*short, "--fail-on", "predictions", "--fail-on", "unchecked")
     assert failed.code == 3
-    assert "pyro-bnn: --fail-on predictions,unchecked: Not judged, " in failed.err
+    assert "pyro-bnn: --fail-on predictions,unchecked: It is not known whether " in failed.err
     several = run(*short, "--seeds", "0-1", "--out", "several", "--fail-on", "unchecked")
     assert several.code == 3
     files = [str(path) for path in sorted(Path("report").glob("*.nc"))]

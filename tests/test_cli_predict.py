@@ -110,7 +110,8 @@ def test_predictions_of_a_file_in_its_own_units(fitted: Fitted, new: Path) -> No
     assert distance[2] > 20  # 1,500 square metres, where others have 150 and an sd of about 35
     assert p_value[2] == pytest.approx(1 / 73)
     lines = said.splitlines()
-    assert lines[0].startswith(f"{(p_value <= 0.05).sum()} of 3 rows are farther from the training")
+    assert lines[0].startswith(f"{(p_value <= 0.05).sum()} of 3 rows look")
+    assert " unusual: far from the training rows, distance_p_value at most 0.05 (" in lines[0]
     assert " of 3 rows are more uncertain than any training row (uncertainty_vs_trai" in lines[1]
     assert lines[1].endswith("; a small uncertainty proves nothing")
     assert lines[2:] == ["Copied 1 column that is not of the fit: 'id'", f"Wrote {out}"]

@@ -124,7 +124,7 @@ def test_the_first_screens_ratios_are_those_of_the_stored_run() -> None:
     small = {r["contender"]: r["ratio"] for r in rows if (r["net"], r["batch"]) == ("10-50-1", 128)}
     screen = " ".join((ROOT / "README.md").read_text().partition("<!-- home ends -->")[0].split())
     assert f"takes {small['pyro_bnn, AutoNormal']:.2f} times as long as" in screen
-    assert f"stock Pyro {small['Pyro, AutoNormal']:.0f} times" in screen
+    assert f"stock Pyro takes {small['Pyro, AutoNormal']:.0f} times as long" in screen
 
 
 PAGE = """<html><head><link rel="stylesheet" href="{css}"></head><body id="top">

@@ -185,8 +185,8 @@ def test_distances_by_hand(houses: SavedFit, new: Path) -> None:
     assert p_value[2] == pytest.approx(1 / 55)
     assert min(p_value[:2]) > 0.05
     assert next(found.summary()) == (
-        "1 of 3 rows are farther from the training rows than 95 % of these from their nearest "
-        "other (distance_p_value at most 0.05); of rows like them about 5 % would be"
+        "1 of 3 rows looks unusual: far from the training rows, distance_p_value at most 0.05 "
+        "(fewer than 1 would by chance)"
     )
 
 
@@ -223,8 +223,8 @@ def test_copies_of_training_rows_are_at_0_and_the_farthest_number_is_far(
 def test_fits_with_few_training_rows_say_so(houses: SavedFit, new: Path) -> None:
     few = Novelty(houses.novelty.x[:9], houses.novelty.sizes)
     assert next(predict_file(dataclasses.replace(houses, novelty=few), new).summary()) == (
-        "9 training rows are too few to call a row far from them: distance_p_value is at least "
-        "0.1, and 0.05 would be far"
+        "9 training rows are too few to tell which rows look unusual: distance_p_value cannot "
+        "fall below 0.1, and 0.05 would be unusual"
     )
 
 
@@ -241,7 +241,7 @@ def test_scores_where_the_target_is_there(houses: SavedFit, tmp_path: Path) -> N
     log_score = np.log(stats.norm(mean, var**0.5).pdf(more["price"]).mean(0)).mean()
     match = re.fullmatch(
         r"Against 'price' of 60 rows: log score (\S+) nats a row, RMSE (\S+), 90 % interval covers "
-        r"(\S+) % \(its own posterior allows \S+ to \S+ %\)",
+        r"(\S+) % \(expected if the model is right: \S+ to \S+ %\)",
         line,
     )
     assert match is not None, line

@@ -124,13 +124,14 @@ class FilePredictions:
         num_training = len(self.novelty.x)
         if (least := 1 / (num_training + 1)) > LEVEL:
             return (
-                f"{num_training} training rows are too few to call a row far from them: {P_VALUE} "
-                f"is at least {least:.2g}, and {LEVEL} would be far"
+                f"{num_training} training rows are too few to tell which rows look unusual: "
+                f"{P_VALUE} cannot fall below {least:.2g}, and {LEVEL} would be unusual"
             )
+        count, expected = int(self.is_far.sum()), LEVEL * len(self.is_far)
+        chance = f"about {number(expected, 2)}" if expected >= 1 else "fewer than 1"
         return (
-            f"{self.is_far.sum():,} of {len(self.is_far):,} rows are farther from the training "
-            f"rows than {100 * (1 - LEVEL):g} % of these from their nearest other ({P_VALUE} at "
-            f"most {LEVEL}); of rows like them about {100 * LEVEL:g} % would be"
+            f"{count:,} of {len(self.is_far):,} rows {'looks' if count == 1 else 'look'} unusual: "
+            f"far from the training rows, {P_VALUE} at most {LEVEL} ({chance} would by chance)"
         )
 
     def _beyond(self) -> str:
@@ -404,7 +405,9 @@ def _scores(
         if not np.isfinite(point).all():
             point, what = found[f"{name}_median"], " of the median"
         covered = coverage(found["pit"][:, o], level, found["covered"][..., o].sum(0) / len(y))
-        band = f"its own posterior allows {100 * covered.low:.1f} to {100 * covered.high:.1f} %"
+        band = (
+            f"expected if the model is right: {100 * covered.low:.1f} to {100 * covered.high:.1f} %"
+        )
         line = (
             f"RMSE{what} {number(rmse(point, own))}, {100 * level:g} % interval covers "
             f"{100 * covered.observed:.1f} % "

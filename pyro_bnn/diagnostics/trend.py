@@ -55,6 +55,11 @@ class Trend:
         beyond = _quantile(POWER, self.num_free) * self.standard_error
         return max(MIN_GAIN, STANDARD_ERRORS * self.standard_error) + beyond
 
+    @property
+    def noticeable(self) -> float:
+        """Gain above which a rise would have been noticed: the larger of two bounds, nats."""
+        return max(self.largest, self.detectable)
+
 
 def objective_trend(
     losses: Float[np.ndarray, " T"], learning_rates: Float[np.ndarray, " T"] | None = None
@@ -75,8 +80,8 @@ def objective_trend(
     of T steps its error is about 7 s / sqrt(T) nats with a constant rate and, because a trend and a
     falling rate look much alike, 22 s / sqrt(T) with a cosine. So 1 nat is found in 9 of 10 runs
     where s is at most about 0.04 sqrt(T), or 0.01 sqrt(T), nats; one-particle ELBOs of networks
-    have an s of 10 to 20. `Trend.detectable` and `Trend.largest` say what could have been seen, and
-    what cannot be excluded.
+    have an s of 10 to 20. `Trend.detectable` is a gain that would have been noticed,
+    `Trend.largest` an upper bound of the gain that there may have been.
 
     Args:
         losses: Loss of every step ``[T]`` (a negative ELBO estimate, in nats).

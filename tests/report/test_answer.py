@@ -109,6 +109,22 @@ def test_the_cheaper_one_ended_is_judged_and_not_behind(judged: Comparison) -> N
     assert f"({(own - reference).mean():.4f}".replace("-", "−")[:7] in text
 
 
+@pytest.mark.slow("a second or more")
+def test_faster_fits_that_cannot_be_used_are_named_with_what_is_wrong(split: Split) -> None:
+    comparison = compare(
+        {
+            "far": LinearPosterior(split, losses=losses(), shift=12.0, wall_time=1.0),
+            "rising": LinearPosterior(split, losses=losses(slope=0.05), wall_time=2.0),
+            "NUTS": chains(split),
+        },
+        split,
+        reference="NUTS",
+    )
+    text = said(comparison)[CHEAPER]
+    assert text.startswith("None. Faster, but not to be used: far (behind in score")
+    assert "; rising (objective not settled)." in text
+
+
 def test_costs_are_those_of_the_table(judged: Comparison) -> None:
     assert said(judged)[COST] == (
         "30 s for NUTS on 2 threads; the others 0.50 s (short) to 5.0 s (good)."
@@ -169,7 +185,7 @@ def test_few_draws_and_not_the_rows_are_said_to_rank_nothing(split: Split) -> No
     assert comparison.answer.headline.endswith(
         "So few draws cannot rank the 2 methods by score; raise num_samples."
     )
-    assert "More draws (num_samples): these give no error" in said(comparison)[CHANGE]
+    assert "(num_samples): these are too few to tell the error" in said(comparison)[CHANGE]
     assert compare(posteriors, split, num_samples=100).ranking[1].is_behind
 
 
@@ -293,9 +309,28 @@ def test_ties_are_explained_by_the_share_of_the_variance(judged: Comparison) -> 
     assert_allclose(table.loc["good", "epistemic_share"], share.mean(), rtol=1e-6)
     assert table.loc["MAP", "epistemic_share"] < 1e-20
     assert "(narrow) to" in text
-    assert "Were NUTS right, a method with half its epistemic sd would lose" in text
+    of_nuts = judged.evaluations["NUTS"].held_out.epistemic_share
+    half, twice = (cost_of_wrong_spread(of_nuts, ratio) for ratio in (0.5, 2.0))
+    costs = r"\. Halving the epistemic sd of NUTS would cost (\S+) nats a row, doubling it (\S+) \("
+    words = re.search(costs, text)
+    assert words is not None
+    assert_allclose([float(word) for word in words.groups()], [half, twice], rtol=0.05)
     errors = [p.difference.standard_error for p in judged.ranking[1:] if not p.is_behind]
     assert f"{np.median(errors):.2g}" in text
+
+
+def test_a_score_is_said_to_hardly_see_what_costs_less_than_its_error(split: Split) -> None:
+    comparison = compare(
+        {
+            "a": LinearPosterior(split, losses=losses(), spread=0.05),
+            "b": LinearPosterior(split, losses=losses(), spread=0.05, shift=0.5),
+        },
+        split,
+    )
+    (error,) = (place.difference.standard_error for place in comparison.ranking[1:])
+    share = comparison.evaluations["a"].held_out.epistemic_share
+    assert cost_of_wrong_spread(share, 2.0) < error / 2
+    assert " The score hardly sees that uncertainty: halving the " in said(comparison)[TIE]
 
 
 @pytest.mark.slow("a second or more")
@@ -334,10 +369,11 @@ def test_more_rows_are_asked_for_where_they_would_show_a_difference(
     }
     comparison = compare(posteriors, split, num_samples=num_draws)
     gap = comparison.ranking[1].difference
-    words = re.search(r"some ([\d,]+) in place of 60 ", said(comparison)[CHANGE])
+    reveal = r"about ([\d,]+), in place of 60, would reveal a difference of 0.01 nats"
+    words = re.search(reveal, said(comparison)[CHANGE])
     if gap.draws_error > 0.01 / 4:  # more rows do not help
         assert words is None
-        assert "More draws (num_samples)" in said(comparison)[CHANGE]
+        assert "these are too few to reveal a difference" in said(comparison)[CHANGE]
     else:
         assert words is not None
         rows = int(words[1].replace(",", ""))

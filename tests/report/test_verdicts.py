@@ -191,9 +191,14 @@ def test_a_gain_below_half_a_nat_or_within_its_error_is_no_verdict() -> None:
     noisy = 30 * np.random.default_rng(1).normal(size=4_000) - 0.001 * np.arange(4_000)
     findings = compare({"it": LinearPosterior(SPLIT, losses=noisy)}, SPLIT).evaluations["it"]
     assert _texts(_findings(losses=noisy), "trend") == []
-    assert any("nats over the last 984 steps cannot be excluded" in n for n in findings.notes)
+    trend = findings.checks.trend
+    assert trend is not None
+    assert findings.notes[0] == (
+        f"probably converged; a gain above {max(trend.largest, trend.detectable):.2g} nats over "
+        "the last 984 steps would have been noticed"
+    )
     flat = compare({"it": LinearPosterior(SPLIT, losses=precise)}, SPLIT).evaluations["it"]
-    assert not any("cannot be excluded" in note for note in flat.notes)
+    assert not any("probably converged" in note for note in flat.notes)
 
 
 def test_a_run_alone_says_what_its_report_would_say_of_convergence() -> None:
@@ -211,8 +216,8 @@ def test_a_run_alone_says_what_its_report_would_say_of_convergence() -> None:
         assert sum("convergence not judged" in word for word in words) == 0  # once, as a verdict
     noisy = 30 * np.random.default_rng(1).normal(size=4_000)
     (verdict,) = of_run("long", LinearPosterior(SPLIT, losses=noisy), SPLIT, 0)
-    assert verdict.text.startswith("long: a rise of up to ")
-    assert verdict.text.endswith(" would have been found in 9 of 10 runs.")
+    assert verdict.text.startswith("long: probably converged; a gain above ")
+    assert verdict.text.endswith(" nats over the last 984 steps would have been noticed.")
 
 
 @pytest.mark.slow("a second or more")
@@ -229,10 +234,10 @@ def test_what_was_not_judged_is_said_and_never_passed() -> None:
     comparison = compare(posteriors, SPLIT)
     (text,) = _texts(comparison.findings, "unchecked")
     short = (
-        "too short, 150 steps, where a trend needs 96 in the last quarter of the accumulated "
+        "too short: fewer than 96 of its 150 steps lie in the last quarter of the accumulated "
         "learning rate"
     )
-    assert text.startswith("Not judged, which is not passed: whether these fits converged (short, ")
+    assert text.startswith("It is not known whether these fits converged (short, ")
     assert f"(short, {short}; bare, it has no trace of its objective; cut, too short" in text
     notes = {name: "; ".join(entry.notes) for name, entry in comparison.evaluations.items()}
     assert f"convergence not judged: {short}" in notes["short"]
@@ -316,14 +321,16 @@ def test_calibration_is_unchecked_where_draws_are_few() -> None:
     comparison = compare({"it": LinearPosterior(SPLIT, spread=0.2)}, SPLIT, num_samples=150)
     assert _texts(comparison.findings, "coverage") == []
     notes = comparison.table.loc["it", "notes"]
-    assert "coverage unchecked: 150 draws give no band of 99 %, 199 do" in notes
+    assert "coverage not checked: a band of 99 % needs 199 draws, and there are 150" in notes
     assert "(unchecked)" in comparison.summary()
 
 
 def test_a_large_khat_is_reported_and_a_small_one_is_not() -> None:
     (text,) = _texts(_findings(shift=6.0), "khat")
     assert text.startswith("k-hat at or above 0.67, its limit for 1,000 draws: it ")
-    assert "Modes that a guide lacks do not show in it, and copies of a mode change nothing" in text
+    assert (
+        "k-hat does not see modes that a guide lacks, and copies of a mode do not change it" in text
+    )
     assert _texts(_of_spread(0.9), "khat") == []
 
 
@@ -341,7 +348,7 @@ def test_khats_go_by_the_limit_for_their_draws_and_are_not_ordered_above_1() -> 
     (finding,) = rule.verdicts(Judged(entries, None))
     assert finding.methods == ("a", "b", "c")
     text = finding.text.replace("\xa0", " ")
-    assert "b 0.60 ± 0.10; a, c above 1, where values order nothing." in text
+    assert "b 0.60 ± 0.10; a, c above 1, where a larger value need not be worse." in text
     assert "4." not in text
 
 

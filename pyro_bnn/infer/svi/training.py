@@ -526,8 +526,8 @@ class Training(GradientRun[GuidePosterior]):
         first, *of_rows = noise
         terms = self.program.elbo(self.guide, params, first, rows, estimator, of_rows)
         elbo = terms.expected_log_likelihood - terms.kl
-        # the loss but for what is in closed form: an update that waits for the sum over all
-        # parameters as well goes through them once more
+        # The update waits until this part is known to be finite. The closed-form part sums over
+        # all parameters: an update that waits for it as well needs a second pass over them.
         sampled = terms.sampled_kl - terms.expected_log_likelihood
         if terms.log_factors is not None:
             sampled = sampled - terms.log_factors

@@ -121,7 +121,7 @@ def evaluate(
     notes = scores.notes + checks.notes
     if (atoms := posterior.num_atoms) is not None and not scores.is_point:
         available = min(atoms, available)
-        notes += (f"{available} functions of equal weight, of which all draws of y are",)
+        notes += (f"all draws of y come from {available} functions of equal weight",)
     if reference is not None and not scores.has_mean:
         notes += ("no distance and no sd ratio: its spread has no finite mean or sd",)
     elif reference is not None:

@@ -137,7 +137,7 @@ def fit_checks(
         if len(log_p) < num_draws:
             num_draws = len(log_p)
             notes.append(
-                f"ELBO and k-hat of {num_draws} draws: each reads all training rows, which are many"
+                f"ELBO and k-hat are of {num_draws} draws only: each draw reads all training rows"
             )
     if posterior.elbo_kind != "none" and num_draws < 2:
         notes.append("no ELBO: its standard error needs two draws")
@@ -192,11 +192,7 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     if unchecked:
         notes.append(f"convergence not judged: {unchecked}")
     elif trend is not None and not trend.is_rising and trend.largest >= MIN_GAIN:
-        notes.append(
-            f"a rise of up to {number(trend.largest, 2)} nats over the last {trend.num_steps:,} "
-            f"steps cannot be excluded; one of {number(trend.detectable, 2)} would have been found "
-            "in 9 of 10 runs"
-        )
+        notes.append(probably_converged(trend))
     return FitChecks(
         doubling=doubling,
         trend=trend,
@@ -214,6 +210,14 @@ def run_checks(posterior: PosteriorLike, split: Split, seed: int) -> FitChecks:
     )
 
 
+def probably_converged(trend: Trend) -> str:
+    """What is known of a run whose trend shows no rise, in words."""
+    return (
+        f"probably converged; a gain above {number(trend.noticeable, 2)} nats over the last "
+        f"{trend.num_steps:,} steps would have been noticed"
+    )
+
+
 def _unchecked(
     posterior: PosteriorLike, trend: Trend | None, doubling: Doubling | None, num_steps: int
 ) -> str:
@@ -224,7 +228,7 @@ def _unchecked(
         return (
             f"its last {doubling.num_steps // 2:,} steps gained "
             f"{with_error(doubling.gain, doubling.error)} nats, an error above "
-            f"{LARGEST_ERROR:g}, with which a fit 5 nats short can pass"
+            f"{LARGEST_ERROR:g}: a fit that is 5 nats short could pass"
         )
     is_fit = not is_in_closed_form(posterior) and not posterior.sample_stats
     sweeps = posterior.options.get("max_sweeps")  # of coordinate ascent, which ends by itself
@@ -235,7 +239,7 @@ def _unchecked(
     if not num_steps:
         return "it has no trace of its objective"
     return (
-        f"too short, {num_steps:,} steps, where a trend needs {MIN_STEPS} in the last quarter of "
+        f"too short: fewer than {MIN_STEPS} of its {num_steps:,} steps lie in the last quarter of "
         "the accumulated learning rate"
     )
 

@@ -325,7 +325,7 @@ def _missing_moments(has_mean: bool, has_sd: bool) -> tuple[str, ...]:
 def _no_band(what: str, is_missing: bool, num_draws: int) -> tuple[str, ...]:
     """Says that calibration is shown unchecked, where it is."""
     least = round(2 / (1 - BAND_PROBABILITY)) - 1
-    text = f"{what} unchecked: {num_draws} draws give no band of 99 %, {least} do"
+    text = f"{what} not checked: a band of 99 % needs {least} draws, and there are {num_draws}"
     return (text,) if is_missing else ()
 
 

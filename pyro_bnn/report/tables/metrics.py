@@ -417,7 +417,7 @@ METRICS = [
            "Of the function in one member of an ensemble that samples, of the worst; the worst "
            "R-hat is then that over members.", where=CHAINS, text=_rhat),
     Metric("khat", title="worst k-hat", where=FIT, over=largest,
-           runs="The largest of a run; above 1 values order nothing."),
+           runs="The largest of a run; above 1 a larger value need not be worse."),
     Metric("ess", lambda m: m.chains and m.chains.smallest_ess, "smallest ESS",
            "Effective draws of the worst of these, in the bulk; at least 400. Those of a biased "
            "sampler are of another distribution, and do not compare with those of an exact one.",
@@ -427,7 +427,7 @@ METRICS = [
            more={"biased": _is_biased}, where=CHAINS, text=_marked_if_biased(_count)),
     Metric("sampler_bias", lambda m: m.entry.checks.sampler_bias, "bias of variances",
            "Relative error of variances that the energy errors of a sampler without a test of "
-           "acceptance imply, were all directions equally stiff; at most 10 %.",
+           "acceptance imply if all directions are equally stiff; at most 10 %.",
            where=CHAINS, text=percent),
     Metric("divergent", lambda m: m.entry.checks.num_divergent, "divergent",
            "Draws after divergent trajectories.", where=CHAINS, text=_count),
@@ -439,7 +439,7 @@ METRICS = [
     Metric("khat", lambda m: m.entry.checks.khat, "k-hat",
            "Below 1 - 1/log10(draws), and 0.7, draws of the guide can be reweighted to the "
            "posterior around them; with its error over draws. Blind to modes that the guide lacks; "
-           "above 1 values order nothing.",
+           "above 1 a larger value need not be worse.",
            more={"khat_se": lambda m: m.entry.checks.khat_error}, where=FIT, text=_khat,
            after="elbo"),
     Metric("loo", lambda m: m.loo and m.loo.elpd / len(m.loo.pointwise) - m.log_scale, "PSIS-LOO",

@@ -207,11 +207,9 @@ def _cheaper(facts: Facts) -> Statement | None:
         and not facts.against(name, PREDICTIONS)
     ]
     if not able:
-        return Statement(
-            CHEAPER,
-            "None that may be used: each fit that took less time is behind in score, has to be "
-            "run again, or has intervals that are off.",
-        )
+        kept = _grouped(CHEAPER, {name: _why_not(facts, name) for name in faster})
+        assert kept is not None
+        return kept._replace(text=f"None. Faster, but not to be used: {kept.text}")
     name = min(
         able,
         key=lambda name: (
@@ -225,6 +223,14 @@ def _cheaper(facts: Facts) -> Statement | None:
         f"be worse ({with_error(gap.mean, gap.standard_error)} nats a row to {used.name}). "
     )
     return Statement(CHEAPER, f"{text}{_spread(facts, name)}", (name,))
+
+
+def _why_not(facts: Facts, name: str) -> list[str]:
+    """Why a faster fit is not offered as the cheaper one, in a few words each."""
+    reasons = ["behind in score"] * facts.places[name].is_behind
+    if not facts.is_fit(name):
+        reasons += facts.faults(name, REFIT, UNCHECKED)
+    return reasons + facts.faults(name, PREDICTIONS)
 
 
 def _spread(facts: Facts, name: str) -> str:
@@ -337,22 +343,23 @@ def _tie(facts: Facts) -> Statement | None:
         if (own := facts.entries[place.name].held_out.epistemic_share).size
         and not facts.is_point(place.name)
     }
-    error = (
+    error = float(np.median(errors))
+    text = (
         f"With {facts.num_rows:,} rows the standard error of a difference is "
-        f"{number(float(np.median(errors)), 2)} nats a row (median)."
+        f"{number(error, 2)} nats a row (median)."
     )
     if not shares:
-        return Statement(TIE, error)
+        return Statement(TIE, text)
     basis = facts.used.name if facts.used and facts.used.name in shares else next(iter(shares))
     parts = {name: float(share.mean()) for name, share in shares.items()}
     return Statement(
         TIE,
         f"Uncertainty of the function is {_ends(parts, lambda part: percent(part, 0))} of the "
-        f"predictive variance, the rest is noise. {_wrong_spread(facts, basis)}{error}",
+        f"predictive variance, the rest is noise. {_wrong_spread(facts, basis, error)}{text}",
     )
 
 
-def _wrong_spread(facts: Facts, basis: str) -> str:
+def _wrong_spread(facts: Facts, basis: str, error: float) -> str:
     """What half or twice the epistemic sd would cost in score, of Gaussian predictives."""
     scores = facts.entries[basis].held_out
     if scores.probs is not None:
@@ -360,9 +367,10 @@ def _wrong_spread(facts: Facts, basis: str) -> str:
     half, twice = (
         cost_of_wrong_spread(scores.epistemic_share, ratio) for ratio in (1 / WRONG, WRONG)
     )
+    start = "The score hardly sees that uncertainty: halving" if twice < error else "Halving"
     return (
-        f"Were {basis} right, a method with half its epistemic sd would lose {number(half, 2)} "
-        f"nats a row, and one with twice {number(twice, 2)} (for Gaussian predictions). "
+        f"{start} the epistemic sd of {basis} would cost {number(half, 2)} nats a row, doubling it "
+        f"{number(twice, 2)} (if {basis} is right and its predictions are Gaussian). "
     )
 
 
@@ -419,20 +427,23 @@ def _more_rows(facts: Facts) -> Iterator[str]:
         rows = len(facts.entries[place.name].held_out.log_score)
         gap, own = place.difference, f"{facts.ranking[0].name} and {place.name}"
         if math.isnan(gap.draws_error):
-            yield f"More draws (num_samples): these give no error of a difference between {own}."
+            yield (
+                "More draws (num_samples): these are too few to tell the error of a difference "
+                f"between {own}."
+            )
         if not FOUND * gap.standard_error > GAP:
             continue
         room = (GAP / FOUND) ** 2 - gap.draws_error**2  # which more rows leave as it is
         if room <= 0:
             yield (
-                f"More draws (num_samples): by theirs alone a difference of {GAP} nats a row "
-                f"between {own} is less than {FOUND:g} of its standard errors."
+                f"More draws (num_samples): these are too few to reveal a difference of {GAP} nats "
+                f"a row between {own}."
             )
         elif math.isfinite(gap.points_error):
             needed = number(float(f"{rows * gap.points_error**2 / room:.1e}"), 2)
             yield (
-                f"More test rows: with some {needed} in place of {rows:,} a difference of {GAP} "
-                f"nats a row between {own} would be {FOUND:g} of its standard errors."
+                f"More test rows: about {needed}, in place of {rows:,}, would reveal a difference "
+                f"of {GAP} nats a row between {own}."
             )
 
 

@@ -139,8 +139,8 @@ def members(entry: Evaluation) -> str:
     among = "" if apart is None or len(apart) < 2 else f" ({len(apart)} clusters of functions)"
     return (
         f"over members, {worst}, threshold {RHAT_THRESHOLD}, and {number(within, 4)} within them: "
-        f"members are in modes that differ{among}, and weigh alike whatever the mass of these: a "
-        "mixture of local posteriors"
+        f"members are in different modes{among}. Each member counts the same, however probable its "
+        "mode is: this is a mixture of local posteriors"
     )
 
 
@@ -151,9 +151,9 @@ def sampler_bias(entry: Evaluation) -> str:
         return ""
     usual = variance_bias(float(np.median(entry.posterior.sample_stats["energy_variance"])))
     return (
-        f"its energy errors imply variances off by {percent(bias, 0)}, threshold "
-        f"{percent(MAX_BIAS, 0)}, were all directions equally stiff (those of the median draw "
-        f"{percent(usual, 0)}): an unadjusted sampler with too long a step, everywhere or in places"
+        f"its steps are too long, everywhere or in places: if all directions are equally stiff, "
+        f"its energy errors imply variances off by {percent(bias, 0)} (by {percent(usual, 0)} at "
+        f"the median draw), threshold {percent(MAX_BIAS, 0)}"
     )
 
 
@@ -251,8 +251,8 @@ CHAINS = [
                  short="stacked chains, not the posterior", against=FUNCTION),
     Rule.of_each("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
                  "raise num_samples",
-                 of_chains(too_short, ": not judged, which is not passed, whether the chains have "
-                           "settled"), short="chains too short to be checked", against=UNCHECKED,
+                 of_chains(too_short, ": it is not known whether the chains have settled"),
+                 short="chains too short to be checked", against=UNCHECKED,
                  fault="few draws"),
     Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
                  "compare with NUTS, or weight them by bnn.stack_chains to predict", members,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.fit_checks import objective_of
+from pyro_bnn.report.evaluation.fit_checks import objective_of, probably_converged
 from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.advice import advice, advised, sentence
@@ -61,11 +61,7 @@ def ended(entry: Evaluation) -> str:
     found = entry.checks.trend
     if found is None:
         return "it ended by itself"
-    return (
-        f"no rise of its {objective_of(entry.posterior)} was found over the last "
-        f"{found.num_steps:,} steps, where one of {number(found.largest, 2)} nats cannot be "
-        "excluded"
-    )
+    return probably_converged(found)
 
 
 def converged(judged: Judged) -> Iterator[Verdict]:
@@ -94,7 +90,7 @@ def unchecked(judged: Judged) -> Iterator[Said]:
     if found:
         parts = "; ".join(f"{entry.name}, {entry.checks.unchecked}" for entry in found)
         yield (
-            f"Not judged, which is not passed: whether these fits converged ({parts}). "
+            f"It is not known whether these fits converged ({parts}). "
             f"{sentence(advised(found, 'unfinished'))}, or compare with a longer run.",
             found,
         )
@@ -111,13 +107,13 @@ def khat(judged: Judged) -> Iterator[Said]:
         if entry.checks.khat <= 1
     ]
     if beyond := [entry.name for entry in far if entry.checks.khat > 1]:
-        parts.append(f"{', '.join(beyond)} above 1, where values order nothing")
+        parts.append(f"{', '.join(beyond)} above 1, where a larger value need not be worse")
     yield (
         f"k-hat at or above {number(far[0].checks.khat_limit, 2)}, its limit for "
-        f"{far[0].num_draws:,} draws: {'; '.join(parts)}. Draws that cannot be reweighted to the "
-        f"posterior around them, so no PSIS-LOO; judge by held-out scores, or "
-        f"{advised(far, 'poor family')}. Modes that a guide lacks do not show in "
-        "it, and copies of a mode change nothing.",
+        f"{far[0].num_draws:,} draws: {'; '.join(parts)}. Their draws cannot be reweighted to the "
+        f"posterior around them, so there is no PSIS-LOO; judge by held-out scores, or "
+        f"{advised(far, 'poor family')}. k-hat does not see modes that a guide lacks, and copies "
+        "of a mode do not change it.",
         far,
     )
 
@@ -167,7 +163,7 @@ def containment(judged: Judged) -> Iterator[Said]:
 FITS = [
     Rule.of_each("trend", "Objective still rising at the end", "run it longer", trend,
                  short="objective not settled", against=REFIT, advise=longer),
-    Rule("unchecked", "Not judged, which is not passed: whether the fit converged", COMPARE,
+    Rule("unchecked", "It is not known whether the fit converged", COMPARE,
          unchecked, "convergence not judged", UNCHECKED, "unfinished"),
     Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
          LONGER, containment, "ELBO below that of a fit that it could equal", REFIT,

@@ -54,10 +54,10 @@ def slow_moves(entry: Evaluation) -> str:
     if not slow > MAX_SLOW * total:
         return ""
     return (
-        f"at {slow} of {total} temperatures the log likelihoods of particles still had a "
-        f"correlation above {FORGOTTEN:g} (up to {number(told['largest_correlation'], 2)}) with "
-        f"those before the moves when max_moves ended these, threshold {percent(MAX_SLOW, 0)} of "
-        "temperatures: particles that are copies stay alike"
+        f"max_moves ended the moves too early at {slow} of {total} temperatures, threshold "
+        f"{percent(MAX_SLOW, 0)}: there the log likelihoods of particles still had a correlation "
+        f"above {FORGOTTEN:g} (up to {number(told['largest_correlation'], 2)}) with those before "
+        "the moves, so that copies of a particle stay alike"
     )
 
 
