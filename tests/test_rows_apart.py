@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pyro_bnn.errors import ModelError
+from pyro_bnn import likelihoods, models, priors
+from pyro_bnn.errors import BNNWarning, ModelError
 from pyro_bnn.program.program import Program
 
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -81,3 +83,49 @@ def test_a_network_that_works_in_place_leaves_the_rows_as_they_were(function: Fu
     torch.testing.assert_close(program.function(z, x)[:, 0], expected)
     program.log_joint(z, program.batch(x, y))
     torch.testing.assert_close(x, before, rtol=0, atol=0)
+
+
+def classifier(last: nn.Module, outputs: int, likelihood: Any) -> Any:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, outputs), last)
+    return models.bayesian(net, priors.Normal(), likelihood)
+
+
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 1, 0, 2])
+POINTS = torch.linspace(-1, 1, 18).reshape(9, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "layer"),
+    [
+        (classifier(nn.Softmax(-1), 3, likelihoods.Categorical(3)), LABELS, "Softmax"),
+        (classifier(nn.Sigmoid(), 1, likelihoods.Bernoulli()), (LABELS > 0).long(), "Sigmoid"),
+    ],
+)
+def test_probabilities_that_are_taken_for_logits_are_warned_of(
+    model: Any, y: Tensor, layer: str
+) -> None:
+    with pytest.warns(BNNWarning, match=f"f are probabilities already, as behind a {layer}, and"):
+        Program(model, POINTS, y)
+
+
+def with_probs(x: Tensor, y: Tensor | None = None) -> Any:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 3), 1.0).to_event(2))
+    f = pyro.deterministic("f", (x @ w).softmax(-1))
+    with pyro.plate("data", len(x)):
+        return pyro.sample("y", dist.Categorical(probs=f), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "y"),
+    [
+        (with_probs, LABELS),
+        (classifier(nn.Identity(), 3, likelihoods.Categorical(3)), LABELS),
+        (classifier(nn.LogSoftmax(-1), 3, likelihoods.Categorical(3)), LABELS),
+        (classifier(nn.Identity(), 1, likelihoods.Bernoulli()), (LABELS > 0).long()),
+        (classifier(nn.Sigmoid(), 1, likelihoods.Normal(0.1)), POINTS[:, 0]),
+    ],
+)
+def test_what_is_no_probability_or_is_taken_for_one_is_not_warned_of(model: Any, y: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BNNWarning)
+        Program(model, POINTS, y)

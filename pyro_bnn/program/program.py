@@ -156,6 +156,7 @@ class Program:
                 few = FewRows(run, self.constrain, self.initial, x, y)
                 few.require_apart(probe, cast(Tensor, trace.f))
                 few.require_gradients()
+                few.warn_of_probabilities()
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
             self._priors_are_apart = all(probe.sources(s.name) <= {PARAMETER} for s in self.sites)

@@ -5,13 +5,17 @@ Both are looked at on a few rows and one draw: that costs the same for millions 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from typing import cast
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import ModelError
+from pyro_bnn.errors import BNNWarning, ModelError
 from pyro_bnn.layers.dropout import IS_MASK_NOISE
+from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Evaluate, log_prob, scale_of_rows
 
 SOME = 8  # rows that are compared
@@ -105,6 +109,35 @@ class FewRows:
             "torch.no_grad(), NumPy or numbers of Python, and without comparisons and rounding"
         )
 
+    def warn_of_probabilities(self) -> None:
+        """Warn where f are probabilities, and the likelihood takes them for logits.
+
+        Warns:
+            BNNWarning: Names the layer that ends such a network, and what to do.
+        """
+        fn = base_distribution(self._whole.observed["fn"])
+        if isinstance(fn, dist.Categorical):
+            layer, takes = "Softmax", "Categorical(probs=f)"
+        elif isinstance(fn, dist.Bernoulli):
+            layer, takes = "Sigmoid", "Bernoulli(f)"
+        else:
+            return
+        moved = self._constrain(-self._z - torch.where(self._z < 0, -1, 1))
+        with torch.no_grad():
+            runs = self._whole, self._run(moved, *self._some)
+        if not all(_are_probabilities(run.f, layer == "Softmax") for run in runs):
+            return
+        f = cast(Tensor, self._whole.f)
+        if fn.probs.numel() == f.numel() and _are_close(fn.probs.reshape(f.shape), f, ROUNDING):
+            return  # they are taken for what they are
+        warnings.warn(
+            f"f are probabilities already, as behind a {layer}, and the likelihood takes them for "
+            f"logits, so that no class can be nearly sure: leave out the {layer} at the end of the "
+            f"network, or write {takes} in a model of your own",
+            BNNWarning,
+            stacklevel=4,
+        )
+
     def _depends_on(self, moved: Mapping[str, Tensor], names: list[str]) -> bool:
         """Whether the densities are others where these sites have moved."""
         if not names:
@@ -137,6 +170,13 @@ def _densities(run: Evaluate) -> Tensor:
             )
     rows = log_prob(msg)
     return rows if weights is None else rows * weights
+
+
+def _are_probabilities(f: Tensor | None, have_sum: bool) -> bool:
+    """Whether all numbers lie between 0 and 1 and, of classes, those of a row have sum 1."""
+    if f is None or not bool(((f >= 0) & (f <= 1)).all()):
+        return False
+    return not have_sum or (f.shape[1] > 1 and bool(((f.sum(1) - 1).abs() < ROUNDING).all()))
 
 
 def _are_close(value: Tensor, other: Tensor, rounding: float) -> bool:
