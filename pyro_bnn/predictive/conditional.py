@@ -15,6 +15,7 @@ from pyro_bnn import memory as bounds
 from pyro_bnn.data import Standardiser
 from pyro_bnn.predictive.draws import together
 from pyro_bnn.predictive.moments import log_mean
+from pyro_bnn.predictive.moments_of_y import moments_of_y
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.random_state import isolated
 
@@ -72,18 +73,23 @@ class Conditional:
         """Whether the numbers of y are Gaussian given a draw."""
         return isinstance(base_distribution(self.fn), dist.Normal) and self.has_moments
 
+    @property
+    def _moments(self) -> tuple[Float[Tensor, "S N O"], Float[Tensor, "S N O"]]:
+        """Mean and variance of y given each draw, in the model's units."""
+        y = self.of(0, len(self))
+        mean, variance = moments_of_y(y, lambda s: self.of(s, s + 1))
+        return (mean, variance) if len(y.event_shape) else (mean[..., None], variance[..., None])
+
     def means(self) -> Float[Tensor, "S N O"]:
         """Mean of y given each draw."""
-        y = self.of(0, len(self))
-        means: Tensor = y.mean if len(y.event_shape) else y.mean.unsqueeze(-1)
+        means = self._moments[0]
         if self.units is not None:
             means = self.units.inverse(means)
         return means if self.has_moments else torch.full_like(means, torch.nan)
 
     def variances(self) -> Float[Tensor, "S N O"]:
         """Variance of y given each draw, NaN where it does not exist."""
-        y = self.of(0, len(self))
-        variances: Tensor = y.variance if len(y.event_shape) else y.variance.unsqueeze(-1)
+        variances = self._moments[1]
         variances = torch.where(variances.isfinite(), variances, torch.nan)
         if self.units is None:
             return variances
