@@ -108,6 +108,7 @@ def test_a_prediction_is_copied(way: str, memory: int) -> None:
     )
 
 
+@pytest.mark.slow("another process")
 @pytest.mark.parametrize("cls", [BNNRegressor, BNNClassifier])
 def test_an_estimator_is_read_in_another_process(cls: type[Any], tmp_path: Path) -> None:
     x, y = X.double().numpy(), (Y > 0).numpy().astype(float)

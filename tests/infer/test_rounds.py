@@ -114,6 +114,7 @@ def test_the_gain_between_two_snapshots_is_that_of_the_closed_form() -> None:
     assert paired.best(snapshots, 2) == [1, 0]
 
 
+@pytest.mark.slow("60 gains")
 def test_of_a_large_table_a_gain_and_its_error_are_those_of_some_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
