@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,20 @@ def test_a_fit_that_ctrl_c_stops_goes_on_to_the_same_end(tmp_path: Path) -> None
     assert torch.equal(parts.unconstrained(5)[0], whole.unconstrained(5)[0])
 
 
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Commands inherit the defaults, also where the tests run under ``nohup``."""
+    if os.name != "posix":
+        yield
+        return
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 143), ("SIGHUP", 129)])
 @pytest.mark.parametrize("ignores_ctrl_c", [False, True])
 def test_a_batch_system_or_a_closed_terminal_stops_a_command_as_ctrl_c_does(

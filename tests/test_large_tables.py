@@ -76,7 +76,9 @@ def test_elbo_is_of_all_training_rows_and_of_fewer_draws() -> None:
     elbo, error = posterior.elbo(split.train, 50, seed=0)
     checks = found.evaluations["q"].checks
     assert (checks.elbo, checks.elbo_error) == pytest.approx((elbo, error))
-    assert any("ELBO and k-hat of 50 draws" in note for note in found.evaluations["q"].notes)
+    assert any(
+        "ELBO and k-hat are of 50 draws only" in note for note in found.evaluations["q"].notes
+    )
 
 
 @pytest.mark.slow("writes and reads a whole report")

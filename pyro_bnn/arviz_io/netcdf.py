@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VARIABLE_BYTES = 1 << 16  # bytes of a variable's header in a file
 FLOOR = 256 << 20  # bytes that any file may declare
+LARGEST_PIECE = 256 << 20  # bytes of a chunk, unpacked
 PACKED = 1032  # a larger file may declare its size times this, the most that deflate compresses
 MARK = b"\npyro_bnn CRC-32 "
 BLOCK = 1 << 20  # bytes that are read at once
@@ -220,8 +221,8 @@ class _Look:
         if array.chunks:
             pieces = (-(-n // part) for n, part in zip(array.shape, array.chunks, strict=True))
             self._add(math.prod(pieces) * PIECE_BYTES)
-            if math.prod(array.chunks) * array.dtype.itemsize > FLOOR:  # unpacked one at a time
-                raise ValueError(f"{where} is in pieces of more than {FLOOR >> 20} MiB")
+            if math.prod(array.chunks) * array.dtype.itemsize > LARGEST_PIECE:
+                raise ValueError(f"{where} is in pieces of more than {LARGEST_PIECE >> 20} MiB")
         self._add(array.size * array.dtype.itemsize)
         if array.dtype.kind == "O":
             step = max(1, FLOOR // self.size)  # no string is longer than the file
