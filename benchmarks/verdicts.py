@@ -31,6 +31,8 @@ CONFIDENCE = 0.95
 WITHOUT_RATE = {
     "ancestors": "draws of all islands that descend from fewer than 50 draws of the prior: a count "
     "of particles. The weight of a mode is then known to a seventh of itself or worse",
+    "below zero": "one 95 % interval or more that reaches below zero, though no target is "
+    "negative. By the predictions themselves, that none is has a chance of at most 1 %",
     "divergences": "one divergent draw or more: a count, without chance. Above 0.1 % of draws it "
     "is a defect of Reference. That it means a part of the posterior that is missed is not certain",
     "energy": "E-BFMI of a chain below 0.3: one of the defects that Reference counts together",
@@ -39,6 +41,8 @@ WITHOUT_RATE = {
     "size. Of 4 islands it is itself known to two fifths",
     "members": "R-hat over the members of an ensemble above 1.01: the number of Reference, whose "
     "rates are those of chains in one mode",
+    "noise by mean": "a difference of coverages outside what 99 % of data sets of the posterior "
+    "give, as of Coverage. A test counts at most one false report in twenty",
     "rhat": "R-hat above 1.01: one of the defects that Reference counts together",
     "saturated trees": "more than 1 % of trees as large as allowed: a count, without chance",
     "short chains": "fewer than 8 draws a chain: a count, without chance",

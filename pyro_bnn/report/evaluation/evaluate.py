@@ -15,6 +15,7 @@ from pyro_bnn.diagnostics.row_by_row import RowByRow, mean_shift, sd_ratio
 from pyro_bnn.posterior.rows import rows_with_draws
 from pyro_bnn.report.evaluation.fit_checks import FitChecks, fit_checks
 from pyro_bnn.report.evaluation.held_out import HeldOut, held_out, marginals
+from pyro_bnn.report.evaluation.likelihood_checks import share_below_zero
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Evaluation:
         num_draws: Draws of the function behind the scores; 1 for a point estimate, K for K atoms.
         held_out: Scores on the test rows.
         checks: What the fit says about itself.
+        below_zero: Share of the intervals of y that reach below zero though y never does.
         at_rows: Against the reference at the test rows; None for the reference and without one.
         off_data: Against the reference at the probes; None also without these.
         notes: Why a number is blank, and what limits the others.
@@ -85,6 +87,7 @@ class Evaluation:
     num_draws: int
     held_out: HeldOut
     checks: FitChecks
+    below_zero: float = 0.0
     at_rows: AgainstReference | None = None
     off_data: AgainstReference | None = None
     notes: tuple[str, ...] = ()
@@ -139,6 +142,9 @@ def evaluate(
         num_draws=1 if scores.is_point else available,
         held_out=scores,
         checks=checks,
+        below_zero=0.0
+        if scores.interval is None
+        else share_below_zero(split, scores.interval, scores.negative),
         at_rows=at_rows,
         off_data=off_data,
         notes=notes,

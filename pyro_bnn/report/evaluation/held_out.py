@@ -37,6 +37,7 @@ from pyro_bnn.diagnostics.scores import (
 )
 from pyro_bnn.errors import BNNWarning
 from pyro_bnn.plotting.numbers import MINUS
+from pyro_bnn.report.evaluation.likelihood_checks import CoverageByMean, coverage_by_mean
 from pyro_bnn.report.evaluation.units import Units, to_numpy
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class HeldOut:
         pit_histogram: Their counts, with the band of data drawn from the posterior itself.
         pit_difference: Their distribution function less the uniform one, with such a band.
         coverage: Of the central 95 % interval, with the band of such data.
+        by_mean: Of the central 90 % interval by thirds of the rows, in order of their means; None
+            for counts, whose noise grows by itself.
+        negative: Share of the predictive draws of each target below zero ``[O]``.
         accuracy: Share of rows.
         brier: Mean Brier score, 0 to 2.
         probs: Predictive class probabilities ``[N, C]``.
@@ -123,6 +127,8 @@ class HeldOut:
     pit_histogram: PITHistogram | None = None
     pit_difference: PITDifference | None = None
     coverage: Coverage | None = None
+    by_mean: CoverageByMean | None = None
+    negative: Float[np.ndarray, " O"] = field(default_factory=lambda: np.zeros(0))
     accuracy: float = NAN
     brier: float = NAN
     probs: Float[np.ndarray, "N C"] | None = None
@@ -282,6 +288,10 @@ def _score_regression(
         pit_histogram=pit_histogram(values, simulated),
         pit_difference=pit_difference(values, simulated),
         coverage=covered,
+        by_mean=None
+        if split.train.target is None
+        else coverage_by_mean(values.reshape(shape), simulated.reshape(-1, *shape), mean),
+        negative=(draws.reshape(-1, *shape) < 0).mean((0, 1)),
         targets=tuple(  # each has every O-th of [N O]
             TargetScores(
                 rmse=rmse(mean[:, o], y[o :: shape[1]]),

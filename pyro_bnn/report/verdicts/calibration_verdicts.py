@@ -12,16 +12,26 @@ import numpy as np
 
 from pyro_bnn.diagnostics.bands import BAND_PROBABILITY
 from pyro_bnn.diagnostics.calibration import PITHistogram
-from pyro_bnn.plotting.numbers import number, percent
+from pyro_bnn.plotting.numbers import MINUS, number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.held_out import LEVEL
+from pyro_bnn.report.evaluation.likelihood_checks import LEVEL_OF_THIRDS
 from pyro_bnn.report.evaluation.shared_models import same_model
-from pyro_bnn.report.verdicts.advice import advised
+from pyro_bnn.report.verdicts.advice import advised, sentence, together
 from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Judged, Rule, Said
 
 OF_ITSELF = (
     f"what {percent(BAND_PROBABILITY, 0)} of data sets drawn from the method's own posterior give, "
     "all rows from one draw of its function"
+)
+
+OTHER_NOISE = (
+    "take likelihoods.HeteroscedasticNormal (--likelihood heteroscedastic-normal), or fit the "
+    "logarithm of a positive target"
+)
+POSITIVE = (
+    "Fit the logarithm of a target without zeros, take likelihoods.Poisson for counts, or write a "
+    "Pyro model with a likelihood of positive numbers"
 )
 
 
@@ -63,6 +73,49 @@ def pit(judged: Judged) -> Iterator[Said]:
         )
 
 
+def by_mean(judged: Judged) -> Iterator[Said]:
+    """Intervals too wide at one end of the predicted means and too narrow at the other."""
+    for grows in (True, False):
+        parts, group = [], []
+        for entry in judged.entries:
+            own = entry.held_out.by_mean
+            if own is None or not own.is_uneven or (own.difference > 0) is not grows:
+                continue
+            group.append(entry)
+            shares = ", ".join(percent(share) for share in own.shares)
+            band = f"{percent(own.low)} to {percent(own.high)}".replace("-", MINUS)
+            parts.append(f"{entry.name} {shares} (allowed for the first less the last: {band})")
+        if group:
+            yield (
+                f"Errors {'grow' if grows else 'shrink'} with the predicted mean: by thirds of "
+                f"the test rows, from the smallest means to the largest, "
+                f"{percent(LEVEL_OF_THIRDS, 0)} intervals cover {'; '.join(parts)}. Allowed is "
+                f"{OF_ITSELF}. {sentence(together({e.name: _other_noise(e) for e in group}))}.",
+                group,
+            )
+
+
+def _other_noise(entry: Evaluation) -> str:
+    """What to try; another noise scale only where there is one for all rows."""
+    scores = entry.held_out
+    assert scores.mean is not None
+    if scores.function_draws.shape[-1] > scores.mean.shape[-1]:  # f has raw scales, too
+        return "give the network more units, or fit the logarithm of a positive target"
+    return OTHER_NOISE
+
+
+def below_zero(judged: Judged) -> Iterator[Said]:
+    """Intervals that reach below zero, where no target does and some would have by chance."""
+    found = [entry for entry in judged.entries if entry.below_zero > 0]
+    if found:
+        parts = ", ".join(f"{entry.name} {percent(entry.below_zero)}" for entry in found)
+        yield (
+            f"{percent(LEVEL, 0)} intervals reach below zero, which the target never does in "
+            f"training or test rows: {parts} of the intervals. {POSITIVE}.",
+            found,
+        )
+
+
 def ece(judged: Judged) -> Iterator[Said]:
     """Class probabilities whose calibration error exceeds what the posterior itself expects."""
     far = [entry for entry in judged.entries if entry.held_out.ece > entry.held_out.ece_high]
@@ -87,6 +140,11 @@ CALIBRATION = [
     Rule("pit", "PIT histogram outside what the method's own posterior allows",
          "Look at the likelihood, or try a richer posterior", pit,
          "PIT values not uniform", PREDICTIONS),
+    Rule("noise by mean", "90 % coverage at small and at large predicted means further apart than "
+         "the method's own posterior allows", sentence(OTHER_NOISE), by_mean,
+         "errors change with the predicted mean", PREDICTIONS, advise=_other_noise),
+    Rule("below zero", "95 % intervals below zero for a target that never is", POSITIVE, below_zero,
+         "intervals of y below zero"),
     Rule("ece", "Calibration error above what the method's own posterior allows",
          "Look at the prior and the network, or try a richer posterior", ece,
          "probabilities not calibrated", PREDICTIONS),
