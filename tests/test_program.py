@@ -23,6 +23,7 @@ from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import DataError, ModelError, ShapeError, SiteError
 from pyro_bnn.program import Batch, Program
 from pyro_bnn.program.batched import over_draws
+from pyro_bnn.program.distributions import with_tensors
 from tests.collection import rest_in_soak
 from tests.oracle import linear_gaussian, log_normal
 from tests.plain_pyro import (
@@ -669,6 +670,27 @@ def test_a_distribution_of_y_that_cannot_be_batched_is_refused() -> None:
         ModelError, match="the Shared distribution of y cannot be batched over draws: write it"
     ):
         program.predictive(program.initial.expand(2, -1), x)
+
+
+def test_a_gumbel_distribution_of_y_is_batched_over_draws() -> None:
+    """Its transforms and their inverses hold each other."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([3, 1]).to_event(2))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", x.shape[0]):
+            gumbel: Any = dist.Gumbel(f, torch.full_like(f, 2.0))
+            return pyro.sample("y", gumbel.to_event(1), obs=y)
+
+    x, y = data()
+    program = Program(model, x, y)
+    z = torch.stack([program.initial, program.initial + 1])
+    f, *tensors = program.predictive_tensors(z, x)
+    fn, _ = program.observed(z[0], x)
+    observed = y.reshape(-1, 1)
+    standard = (observed - f).squeeze(-1) / 2
+    exact = -standard - (-standard).exp() - math.log(2)  # log density of Gumbel(f, 2)
+    torch.testing.assert_close(with_tensors(fn, tensors, 2).log_prob(observed), exact)
 
 
 # --- what is left as it was ----------------------------------------------------------------------

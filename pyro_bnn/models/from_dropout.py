@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import Tensor, nn
 
 from pyro_bnn.errors import ModelError
 from pyro_bnn.layers.dropout import MaskedDropout
 from pyro_bnn.likelihoods import Likelihood
-from pyro_bnn.models.from_network import _like, torch_module, uncompiled
+from pyro_bnn.models.from_network import _like
 from pyro_bnn.models.network import Network, require_rows
+from pyro_bnn.models.torch_module import plain_copy, torch_module
 
 WHOLE = (nn.Dropout,)
 OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -26,7 +25,7 @@ class DropoutModule(Network):
 
     def __init__(self, net: nn.Module, likelihood: Likelihood | None) -> None:
         super().__init__(likelihood)
-        self.net = uncompiled(copy.deepcopy(net)).eval()
+        self.net = plain_copy(net).eval()
         self._layers = _mask_layers(self.net)
         self.rates = {layer.name: layer.rate for layer in self._layers}
         for module in self.net.modules():

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import pyro
 import torch
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.fan_in import NORMS, places, suited_to_layers
 from pyro_bnn.models.network import Network, module_list, require_rows
+from pyro_bnn.models.torch_module import plain_copy, torch_module
 from pyro_bnn.priors import (
     Cauchy,
     HalfCauchyScale,
@@ -51,7 +49,7 @@ class BayesianModule(Network):
         self, net: nn.Module, priors: Priors | None, likelihood: Likelihood | None
     ) -> None:
         super().__init__(likelihood)
-        self.net = uncompiled(copy.deepcopy(net))
+        self.net = plain_copy(net)
         parameters = dict(self.net.named_parameters())  # a tied weight stands here once
         floating = (p for p in parameters.values() if p.is_floating_point())
         _like(self.likelihood, next(floating, torch.empty(0)))
@@ -108,7 +106,8 @@ def bayesian(
 
     Args:
         net: Any module that maps x (rows first) to ``[N, F]``, or to ``[N]`` for one output. It is
-            copied, not changed; of one given to ``torch.compile`` the network inside is copied.
+            copied, not changed; of one given to ``torch.compile`` or ``DataParallel`` the network
+            inside is copied.
         prior: One prior for all parameters, see above, or a mapping from name patterns
             (``{"*.weight": ..., "head.*": ...}``) to priors; parameters that no pattern matches
             stay point estimates, listed in ``model.point_estimates``: SVI trains them, NUTS holds
@@ -123,7 +122,8 @@ def bayesian(
         OptionError: If ``net`` is not a module or is a Pyro model already, or a prior of fan-in
             scale is over a weight of no fan-in, or of several.
         SiteError: If a pattern matches no parameter.
-        ModelError: If the network has no parameters.
+        ModelError: If the network has no parameters, or a module that gets no priors, such as one
+            of ``torch.jit``, a pruned one, or a lazy one that was never called.
 
     Example:
         >>> import torch
@@ -146,33 +146,6 @@ def bayesian(
         torch.Size([4, 1])
     """
     return BayesianModule(torch_module(net, "pass it to an engine as it is"), prior, likelihood)
-
-
-def uncompiled(net: nn.Module) -> nn.Module:
-    """A network without its ``torch.compile``, of modules inside too, in place.
-
-    Graphs of a whole step are compiled here, and names of sites are those of the network itself.
-    """
-    for module in net.modules():
-        for name, inner in module._modules.items():  # one module may have several names
-            module._modules[name] = getattr(inner, "_orig_mod", inner)
-    return getattr(net, "_orig_mod", net)
-
-
-def torch_module(net: nn.Module, hint: str) -> nn.Module:
-    """A network that becomes a Bayesian one, as it is.
-
-    Raises:
-        OptionError: If it is not a module or is a Pyro model already, for which there is the hint.
-        ModelError: If it has no parameters.
-    """
-    if not isinstance(net, nn.Module):
-        raise OptionError(f"net is a torch.nn.Module, not {net!r}")
-    if isinstance(net, PyroModule):
-        raise OptionError(f"net is a {type(net).__name__}, a Pyro model already: {hint}")
-    if next(net.parameters(), None) is None:
-        raise ModelError(f"{type(net).__name__} has no parameters to put a prior on")
-    return net
 
 
 def suited_to_norms(net: nn.Module, priors: Mapping[str, AnyPrior]) -> dict[str, AnyPrior]:

@@ -15,6 +15,7 @@ from pyro_bnn.errors import ModelError, OptionError, ShapeError, SiteError, Unkn
 from pyro_bnn.likelihoods import Likelihood, as_columns
 from pyro_bnn.likelihoods import Normal as NormalLikelihood
 from pyro_bnn.models.outputs import record_output
+from pyro_bnn.models.torch_module import plain_copy
 from pyro_bnn.priors import Normal as NormalPrior
 from pyro_bnn.priors import Priors, match_priors
 from pyro_bnn.priors.prior import AnyPrior
@@ -159,7 +160,7 @@ def activation_function(activation: str | Activation) -> Activation:
             f"expected: pass an instance, {activation.__name__}()"
         )
     if isinstance(activation, nn.Module):  # its parameters become the model's own
-        return copy.deepcopy(activation)
+        return plain_copy(activation)
     if callable(activation):
         return activation
     if activation not in ACTIVATIONS:
@@ -183,12 +184,21 @@ def require_columns(x: Tensor, num_inputs: int) -> None:
         raise ShapeError(f"x has shape {tuple(x.shape)}, but the model takes [N, {num_inputs}]")
 
 
-def require_rows(f: Tensor, x: Tensor) -> Tensor:
+def require_rows(f: Any, x: Tensor) -> Tensor:
     """The output of a torch module as ``[N, F]``, one row for each row of x.
 
     Raises:
         ModelError: If it is not.
     """
+    if not isinstance(f, Tensor):
+        first = "0" if isinstance(f, tuple | list) else ""
+        if isinstance(f, Mapping):
+            first = repr(next(iter(f), "f"))
+        part = f", as in net(x)[{first}]" if first else ""
+        raise ModelError(
+            f"the network returns a {type(f).__name__}, but f is one tensor [N, F]: put it into a "
+            f"module whose forward returns one{part}"
+        )
     columns = as_columns(f)
     if columns.ndim != 2 or columns.shape[0] != x.shape[0]:
         raise ModelError(

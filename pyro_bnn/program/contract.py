@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
@@ -12,6 +13,8 @@ from pyro import poutine
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from pyro_bnn.errors import BNNError, ModelError, ShapeError, SiteError
 from pyro_bnn.handled import model_name, module_of, unhandled
@@ -39,6 +42,8 @@ CORRECTED = """
     f = pyro.deterministic("f", f)                       # f [N, F], the network output
     with pyro.plate("data", x.shape[0]):
         return pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)"""
+
+SPECTRAL_NORMS = (parametrizations._SpectralNorm, SpectralNorm)
 
 FEW = 100  # rows that a model is looked at on
 
@@ -113,6 +118,7 @@ def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
     except (BNNError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        _check_embeddings(model, *rows)
         nodes: Mapping[str, Any] = tracer.msngr.trace.nodes
         if "f" in nodes:
             _check_function(nodes["f"]["value"], len(rows[0]))
@@ -123,6 +129,35 @@ def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
         raise ModelError(
             f"{model_name(model)} fails {when}, {shapes}: {type(error).__name__}: {what}{hint}"
         ) from error
+
+
+def _check_embeddings(model: Model, *rows: Tensor) -> None:
+    """Of a model that fails: check that no embedding is asked for an entry that it does not have.
+
+    Raises:
+        ModelError: If one is; names it.
+    """
+    found: list[str] = []
+
+    def check(name: str, module: Any, given: tuple[Any, ...]) -> None:
+        last = module.num_embeddings - 1
+        found.extend(
+            f"the {type(module).__name__} {name} has entries 0 to {last}, but is asked for "
+            f"{index}: raise its num_embeddings, or number what x holds from 0 on"
+            for index in map(int, given[0].aminmax())
+            if not 0 <= index <= last
+        )
+
+    inner = module_of(model)
+    with contextlib.ExitStack() as hooks:
+        for name, module in () if inner is None else inner.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                hook = functools.partial(check, name)
+                hooks.enter_context(module.register_forward_pre_hook(hook))
+        with contextlib.suppress(Exception):
+            model(*own_rows(rows))
+    if found:
+        raise ModelError(found[0])
 
 
 def _check_draws(whole: poutine.Trace, first_row: poutine.Trace) -> None:
@@ -341,11 +376,24 @@ def _check_modules(model: Model) -> None:
     """Refuse modules that cannot be batched over draws."""
     inner = module_of(model)
     for name, module in () if inner is None else inner.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module.running_mean is None:
+                raise ModelError(
+                    f"{name} is a {type(module).__name__} without running statistics: its output "
+                    "for a row depends on the other rows of the batch, after .eval() too; use "
+                    "torch.nn.GroupNorm instead"
+                )
+            if module.training:
+                raise ModelError(
+                    f"{name} is a {type(module).__name__} in training mode: its output for a row "
+                    "depends on the other rows of the batch; use torch.nn.GroupNorm instead, or "
+                    "call .eval() on it"
+                )
+        parts = (module, *module._forward_pre_hooks.values())
+        if module.training and any(isinstance(part, SPECTRAL_NORMS) for part in parts):
             raise ModelError(
-                f"{name} is a {type(module).__name__} in training mode: its output for a row "
-                "depends on the other rows of the batch; use torch.nn.GroupNorm instead, or call "
-                ".eval() on it"
+                f"{name.partition('.parametrizations')[0]} has spectral_norm in training mode, "
+                "which changes from one call to the next: call .eval() on the network"
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             raise ModelError(
@@ -436,15 +484,20 @@ def require_priors_of_no_rows(trace: ModelTrace, run: Evaluate) -> None:
 
 
 @contextlib.contextmanager
-def naming_columns(x: Tensor, known: Tensor) -> Iterator[None]:
-    """Say of a failure at rows x where these are of another shape than the rows that are known.
+def explained(model: Model, x: Tensor, known: Tensor) -> Iterator[None]:
+    """Say of a failure at rows x where these are unlike the rows that are known.
 
     Raises:
-        ShapeError: In place of the failure, if they are.
+        ModelError: In place of the failure, if they ask an embedding for an entry that it lacks.
+        ShapeError: If they are of another shape.
     """
     try:
         yield
-    except RuntimeError as error:
+    except (BNNError, torch.OutOfMemoryError):
+        raise
+    except (IndexError, RuntimeError) as error:
+        with isolated(), unseen(model):
+            _check_embeddings(model, x)
         columns, fitted = tuple(x.shape[1:]), tuple(known.shape[1:])
         if columns == fitted:
             raise

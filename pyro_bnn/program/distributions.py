@@ -32,6 +32,7 @@ def with_tensors(
         The distribution with batch shape ``[S, *batch]``.
     """
     remaining = iter(tensors)
+    done: dict[int, Any] = {}  # a transform and its inverse hold each other
 
     def copy(value: Any, ndim: int) -> Any:
         """A copy; its tensors get at least ``ndim`` dimensions after S, so that they broadcast."""
@@ -43,7 +44,10 @@ def with_tensors(
             return type(value)(copy(item, ndim) for item in value)
         if not isinstance(value, COMPOSITE):
             return value
+        if id(value) in done:
+            return done[id(value)]
         copied: Any = object.__new__(type(value))
+        done[id(value)] = copied
         for name, item in vars(value).items():
             inner = ndim
             if isinstance(value, torch.distributions.Distribution):

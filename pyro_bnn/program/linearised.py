@@ -24,6 +24,7 @@ from torch import Tensor
 from pyro_bnn.errors import ModelError
 from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.contract import explained
 from pyro_bnn.program.handlers import Evaluate, latents_of_density, marked_run
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
@@ -91,7 +92,8 @@ class LinearisedProgram(Program):
             return f, f
 
         with torch.no_grad(), without_vmap_warnings():
-            f = self._f(self.centre, x, params)
+            with explained(self.model, x, self.example.x):
+                f = self._f(self.centre, x, params)
             try:
                 jacobian, by_row = torch.func.vmap(
                     torch.func.jacrev(of_row, has_aux=True), (None, 0)

@@ -26,7 +26,7 @@ from pyro_bnn.program.contract import (
     check_model,
     check_run,
     data_plate,
-    naming_columns,
+    explained,
 )
 from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.distributions import base_distribution, with_tensors
@@ -294,7 +294,7 @@ class Program:
 
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
-        with naming_columns(x, self.example.x):
+        with explained(self.model, x, self.example.x):
             return self._at(z, x, None, params, lambda run, _: cast(Tensor, run.f))
 
     def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -329,7 +329,7 @@ class Program:
         """
         if not self._predictive_is_checked:
             self._check_predictive(params)
-        with naming_columns(x, self.example.x):
+        with explained(self.model, x, self.example.x):
             return self._predictive_tensors(z, x, params)
 
     def _predictive_tensors(
@@ -344,7 +344,7 @@ class Program:
         self, z: Tensor, x: Tensor, params: Params | None = None
     ) -> tuple[Distribution, bool]:
         """Distribution of y ``[N]`` at one z ``[P]``, and whether rows of it are masked."""
-        with naming_columns(x, self.example.x):
+        with explained(self.model, x, self.example.x):
             msg = self._at(z, x, None, params, lambda run, _: run.observed)
         return unvalidated(msg["fn"]), msg["mask"] is not None
 

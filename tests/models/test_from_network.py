@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
 
 import pyro.distributions as dist
 import pytest
@@ -12,13 +15,14 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide import init_to_value
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 from torch.testing import assert_close
 
-from pyro_bnn import bayesian, bayesian_dropout, guides, likelihoods, priors
+from pyro_bnn import SVI, bayesian, bayesian_dropout, guides, likelihoods, priors
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.models import MLP
 from pyro_bnn.program import Program
-from tests.plain_pyro import TiedNet, conv_net, linear_net, transformer_net
+from tests.plain_pyro import RecurrentNet, TiedNet, conv_net, linear_net, transformer_net
 
 
 def nodes_of(model: Any, *args: Any) -> Any:
@@ -289,3 +293,158 @@ def test_a_guides_own_start_is_that_of_normalisations_too() -> None:
     guide.setup(torch.randn(20, 3), torch.randn(20))
     median = guide.median(torch.randn(20, 3), torch.randn(20))
     assert_close(median["1.weight"], torch.arange(8.0))
+
+
+# --- networks as users have them ------------------------------------------------------------------
+
+
+def between(layer: nn.Module) -> nn.Sequential:
+    """A network with this layer in the middle."""
+    return nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 1))
+
+
+def pruned() -> nn.Module:
+    net = between(nn.Linear(4, 4))
+    prune.random_unstructured(net[1], "weight", amount=0.5)
+    return net
+
+
+def older_weight_norm() -> nn.Module:
+    with pytest.warns(FutureWarning, match="deprecated"):
+        return between(nn.utils.weight_norm(nn.Linear(4, 4)))
+
+
+USABLE: dict[str, Callable[[], nn.Module]] = {
+    "weight_norm": lambda: between(parametrizations.weight_norm(nn.Linear(4, 4))),
+    "older weight_norm": older_weight_norm,
+    "spectral_norm": lambda: between(parametrizations.spectral_norm(nn.Linear(4, 4))).eval(),
+    "older spectral_norm": lambda: between(nn.utils.spectral_norm(nn.Linear(4, 4))).eval(),
+    "pruned": pruned,
+    "PReLU": lambda: between(nn.PReLU(4)),
+    "a slope for all": lambda: between(nn.PReLU()),
+    "GRUCell": RecurrentNet,
+    "DataParallel": lambda: nn.DataParallel(between(nn.DataParallel(nn.Linear(4, 4)))),
+}
+
+
+@pytest.mark.parametrize("kind", USABLE)
+def test_draws_and_derivatives_are_those_of_the_users_own_network(kind: str) -> None:
+    """Draws, and rows of draws, at once beside torch, a draw at a time; Laplace needs them all."""
+    net = USABLE[kind]().double()
+    x = torch.linspace(-1, 1, 15, dtype=torch.float64).reshape(5, 3)
+    program = Program(bayesian(net, priors.Normal(1.0), likelihoods.Normal(0.1)), x, x[:, 0])
+    z = torch.linspace(-1, 1, 3 * program.num_latents, dtype=torch.float64).sin().reshape(3, -1)
+    f = program.function(z, x)
+    inner = net.module if isinstance(net, nn.DataParallel) else net
+    own = dict(inner.named_parameters())
+    for f_of_draw, draw in zip(f, z, strict=True):
+        values = program.constrain(draw)
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(values[name.replace("1.module.", "1.")])
+            assert_close(f_of_draw, inner(x))
+    by_row = torch.func.vmap(lambda z, row: program.function(z, row[None])[0], (None, 0))
+    assert_close(torch.func.vmap(by_row, (0, None))(z, x), f)
+    _, along = cast(
+        tuple[Tensor, Tensor],
+        torch.func.jvp(lambda z: program.function(z, x), (z[0],), (z[1],)),
+    )
+    steps = [program.function(z[0] + step * z[1], x) for step in (-1e-6, 1e-6)]
+    assert_close(along, (steps[1] - steps[0]) / 2e-6, rtol=1e-6, atol=1e-6)
+
+
+class Cached(nn.Linear):
+    """Its weight is doubled outside of forward."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.doubled = self.weight * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.doubled)
+
+
+@pytest.mark.parametrize("make", [bayesian, bayesian_dropout])
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(1)), "0 is a LazyLinear whose shapes are not known"),
+        (lambda: torch.jit.trace(nn.Linear(3, 1), torch.zeros(2, 3)), "of torch.jit"),
+        (lambda: between(torch.jit.trace(nn.Tanh(), torch.zeros(2, 4))), "1 is a TopLevelTraced"),
+        (Cached, r"net is a Cached whose doubled is computed .*: compute it in forward"),
+    ],
+)
+def test_modules_without_parameters_to_draw_are_refused_by_name(
+    make: Any, net: Any, message: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, lazy modules are new
+        made = net()
+    with pytest.raises(ModelError, match=message):
+        make(made)
+
+
+class Returns(nn.Linear):
+    """A network that returns its output in something."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__(3, 1)
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda f: (f, f), r"returns a tuple, but f is one tensor .*, as in net\(x\)\[0\]"),
+        (lambda f: {"logits": f}, r"returns a dict, .*, as in net\(x\)\['logits'\]"),
+        (lambda f: None, "returns a NoneType, but .* whose forward returns one$"),
+    ],
+)
+def test_outputs_in_a_tuple_or_dict_are_refused(wrap: Any, message: str) -> None:
+    model = bayesian(Returns(wrap))
+    with pytest.raises(ModelError) as raised:
+        Program(model, torch.zeros(5, 3), torch.zeros(5))
+    assert re.search(message, str(raised.value), re.MULTILINE)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_batch_normalisation_without_statistics_is_refused_in_either_mode(*, mode: bool) -> None:
+    net = between(nn.BatchNorm1d(4, track_running_stats=False)).train(mode)
+    with pytest.raises(
+        ModelError, match=r"net.1 is a BatchNorm1d without running statistics: .*Gr"
+    ):
+        Program(bayesian(net), torch.zeros(5, 3), torch.zeros(5))
+
+
+@pytest.mark.parametrize(
+    "norm", [parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["newer", "older"]
+)
+def test_spectral_norm_in_training_mode_is_refused_by_name(norm: Any) -> None:
+    with pytest.raises(ModelError, match=r"net.1 has spectral_norm in training mode, .*\.eval\(\)"):
+        Program(bayesian(between(norm(nn.Linear(4, 4)))), torch.zeros(5, 3), torch.zeros(5))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("index", [-2, 7])
+def test_an_index_beyond_an_embedding_is_named(kind: Any, index: int) -> None:
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = kind(5, 2), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.head(self.words(x.long()).reshape(len(x), 2))
+
+    model = bayesian(Looked(), priors.Normal(1.0), likelihoods.Normal(0.1))
+    x, y = torch.arange(5.0)[:, None], torch.zeros(5)
+    beyond = x.clone()
+    beyond[3] = index
+    message = rf"the {kind.__name__} net.words has entries 0 to 4, but is asked for {index}: raise"
+    with pytest.raises(ModelError, match=message):
+        Program(model, beyond, y)
+    posterior = SVI(guides.AutoNormal, num_steps=2).run(model, (x, y))
+    with pytest.raises(ModelError, match=message):
+        posterior.predict(beyond)
