@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -614,6 +615,49 @@ def dict_of_inputs(said: Said) -> None:
         SHORT.run(bnn.bayesian(Two(), NORMAL), ({"input_ids": ROWS[0]}, ROWS[1]))
     x = torch.cat([torch.arange(N)[:, None] % 5.0, ROWS[0][:, 1:]], 1)
     fits(bnn.bayesian(Two(), NORMAL), (x, ROWS[1]))
+
+
+@row("a network that returns a tuple or a dict")
+def dict_of_outputs(said: Said) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return {"logits": self.head(x)}
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Named()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x)["logits"]
+
+    with said():
+        SHORT.run(bnn.bayesian(Named(), NORMAL), ROWS)
+    fits(bnn.bayesian(One(), NORMAL))
+
+
+@row("lazy layers (nn.LazyLinear)")
+def lazy_layers(said: Said) -> None:
+    net, x = nn.Sequential(nn.LazyLinear(1)), ROWS[0]
+    with said():
+        bnn.bayesian(net, NORMAL)
+    net(x[:2])
+    fits(bnn.bayesian(net, NORMAL))
+
+
+@row("modules of torch.jit")
+def scripted(said: Said) -> None:
+    net = nn.Linear(3, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        traced = torch.jit.trace(net, ROWS[0])
+    with said():
+        bnn.bayesian(traced, NORMAL)
+    fits(bnn.bayesian(net, NORMAL))
 
 
 @row("a closed-form last layer (VBLL) of three classes")

@@ -99,7 +99,7 @@ class _WeightNorm(parametrizations._WeightNorm):
 
     def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
         """The direction v at the length g, along every dimension but one."""
-        return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
+        return _of_length(weight_g, weight_v, self.dim)
 
 
 class _OlderWeightNorm(WeightNorm):
@@ -108,8 +108,13 @@ class _OlderWeightNorm(WeightNorm):
     def compute_weight(self, module: nn.Module) -> Tensor:
         """The weight of a module."""
         g, v = (getattr(module, self.name + part) for part in ("_g", "_v"))
-        weight: Tensor = v * (g / torch.norm_except_dim(v, 2, self.dim))
-        return weight
+        return _of_length(g, v, self.dim)
+
+
+def _of_length(g: Tensor, v: Tensor, dim: int) -> Tensor:
+    """The directions v at the lengths g, one of each entry along a dimension; -1 is one of all."""
+    others = [d for d in range(v.ndim) if dim == -1 or d != dim % v.ndim]
+    return v * (g / v.square().sum(others, keepdim=True).sqrt())
 
 
 PLAIN: dict[type, type] = {

@@ -315,6 +315,8 @@ def older_weight_norm() -> nn.Module:
 
 
 USABLE: dict[str, Callable[[], nn.Module]] = {
+    "weight_norm of inputs": lambda: between(parametrizations.weight_norm(nn.Linear(4, 4), dim=1)),
+    "weight_norm of all": lambda: between(parametrizations.weight_norm(nn.Linear(4, 4), dim=-1)),
     "weight_norm": lambda: between(parametrizations.weight_norm(nn.Linear(4, 4))),
     "older weight_norm": older_weight_norm,
     "spectral_norm": lambda: between(parametrizations.spectral_norm(nn.Linear(4, 4))).eval(),
@@ -343,14 +345,15 @@ def test_draws_and_derivatives_are_those_of_the_users_own_network(kind: str) -> 
             for name, parameter in own.items():
                 parameter.copy_(values[name.replace("1.module.", "1.")])
             assert_close(f_of_draw, inner(x))
-    by_row = torch.func.vmap(lambda z, row: program.function(z, row[None])[0], (None, 0))
-    assert_close(torch.func.vmap(by_row, (0, None))(z, x), f)
+    slope = torch.func.jacrev(lambda z, row: program.function(z, row[None])[0])
+    slopes = torch.func.vmap(torch.func.vmap(slope, (None, 0)), (0, None))(z, x)
     _, along = cast(
         tuple[Tensor, Tensor],
         torch.func.jvp(lambda z: program.function(z, x), (z[0],), (z[1],)),
     )
     steps = [program.function(z[0] + step * z[1], x) for step in (-1e-6, 1e-6)]
     assert_close(along, (steps[1] - steps[0]) / 2e-6, rtol=1e-6, atol=1e-6)
+    assert_close(slopes[0] @ z[1], along)
 
 
 class Cached(nn.Linear):
