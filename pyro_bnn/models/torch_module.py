@@ -9,7 +9,8 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from pyro_bnn.errors import ModelError, OptionError
@@ -56,7 +57,18 @@ def _reason_against(module: nn.Module) -> str:
 def _of_hooks(module: nn.Module) -> set[str]:
     """Names of tensors that hooks, as those of pruning, compute before each forward."""
     hooks = module._forward_pre_hooks.values()
-    return {getattr(hook, "_tensor_name", getattr(hook, "name", "")) for hook in hooks}
+    known = prune.BasePruningMethod | WeightNorm | SpectralNorm
+    return {
+        getattr(hook, "_tensor_name", getattr(hook, "name", ""))
+        for hook in hooks
+        if isinstance(hook, known)
+    }
+
+
+def _forget_computed(module: nn.Module, *_: object) -> None:
+    """After a forward: no tensor of a draw stays, which could be neither copied nor pickled."""
+    for name in _of_hooks(module):
+        vars(module).pop(name, None)
 
 
 def plain_copy(net: nn.Module) -> nn.Module:
@@ -73,6 +85,8 @@ def plain_copy(net: nn.Module) -> nn.Module:
         for name, inner in module._modules.items():  # one module may have several names
             module._modules[name] = None if inner is None else _unwrapped(inner)
     for module in net.modules():
+        if _of_hooks(module):
+            module.register_forward_hook(_forget_computed)
         for part in (module, *module._forward_pre_hooks.values()):
             if type(part) in PLAIN:
                 part.__class__ = PLAIN[type(part)]
