@@ -43,14 +43,14 @@ def normal_mixture_quantile(
     low, high = ends.amin(0), ends.amax(0)
     spread = (scale.square().mean(0) + loc.var(0, correction=0)).sqrt()
     q: Tensor = (loc.mean(0) + z * spread).clamp(low, high)
-    precision = 4 * torch.finfo(loc.dtype).eps
+    precision = 32 * torch.finfo(loc.dtype).eps
     for _ in range(MOST_STEPS):
         u = (q - loc) / scale
         excess = torch.special.ndtr(u).mean(0) - level
         density = ((-0.5 * u.square()).exp() / scale).mean(0) / math.sqrt(2 * math.pi)
         low, high = torch.where(excess < 0, q, low), torch.where(excess > 0, q, high)
         newton, before = q - excess / density, q
-        q = torch.where((newton > low) & (newton < high), newton, (low + high) / 2)
+        q = torch.where((newton >= low) & (newton <= high), newton, (low + high) / 2)
         if not ((q - before).abs() > precision * (q.abs() + spread)).any():
             break
     return q
