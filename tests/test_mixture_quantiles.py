@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -35,6 +36,25 @@ def test_quantiles_of_mixtures_are_roots_of_their_distribution(
     found = normal_mixture_quantile(level, loc, scale)
     exact = mixture_quantile(loc.flatten(1), scale.flatten(1), level)
     np.testing.assert_allclose(found.flatten().numpy(), exact, rtol=1e-9, atol=1e-9)
+
+
+def test_steps_are_few_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last step of 0 stays: halves of the bracket took 20 steps, or all 60."""
+    steps = []
+    ndtr: Callable[[torch.Tensor], torch.Tensor] = torch.special.ndtr
+
+    def counted(u: torch.Tensor) -> torch.Tensor:
+        steps.append(u)
+        return ndtr(u)
+
+    monkeypatch.setattr("torch.special.ndtr", counted)
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(1, 1_000, 1, generator=generator)
+    loc = loc + 0.02 * torch.randn(100, 1_000, 1, generator=generator)
+    for level in (0.025, 0.5, 0.975):
+        steps.clear()
+        normal_mixture_quantile(level, loc, torch.full_like(loc, 0.3))
+        assert len(steps) <= 4
 
 
 def test_intervals_of_a_prediction_are_those_of_its_mixture() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_bnn.errors import DataError, ShapeError
@@ -90,6 +91,14 @@ def _check_whole(values: Any, what: str) -> None:
                 "all of these, so that different ones would become equal; subtract an offset, or "
                 "drop it if it is an identifier"
             )
+
+
+def plain_numbers(values: np.ndarray[Any, Any]) -> Float[np.ndarray[Any, Any], " N"] | None:
+    """Numbers as float64, where all are finite and below 2^53; nothing of any other array."""
+    if values.dtype.kind not in "fiu":
+        return None
+    numbers = values.astype(np.float64)  # first, as the least int64 has no absolute value
+    return numbers if (np.abs(numbers) < EXACT).all() else None
 
 
 def to_floating(values: Tensor) -> Tensor:

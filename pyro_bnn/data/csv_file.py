@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.data.arrays import EXACT, count_rows
+from pyro_bnn.data.arrays import EXACT, count_rows, plain_numbers
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, check_several, encode_labels
 from pyro_bnn.data.split import Column, Table
@@ -505,10 +505,10 @@ class CSVText:
                         values = block[place].to_numpy()
                         if values.dtype.kind in "iu":
                             whole.add(place)
-                        if values.dtype.kind in "fiu" and (np.abs(values) < EXACT).all():
-                            blocks[place].append(values.astype(np.float64))
-                        else:
+                        if (numbers := plain_numbers(values)) is None:
                             del blocks[place]
+                        else:
+                            blocks[place].append(numbers)
         except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError, OverflowError):
             return {}
         if whole and self._has_codes():

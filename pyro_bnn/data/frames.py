@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order
+from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order, plain_numbers
 from pyro_bnn.data.csv_file import Fields, Target, encode
 from pyro_bnn.data.labels import Task, check_task, is_categorical
 from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
@@ -198,8 +198,7 @@ def _plain(column: Any) -> np.ndarray[Any, Any] | None:
     """A column of finite numbers below 2^53, float64; nothing of any other."""
     if getattr(column.dtype, "kind", "O") not in "fiu" or column.isna().any():
         return None
-    values = column.to_numpy()
-    return values.astype(np.float64) if (np.abs(values) < EXACT).all() else None
+    return plain_numbers(column.to_numpy())
 
 
 def _texts(column: Any) -> list[str]:

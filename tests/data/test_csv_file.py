@@ -265,6 +265,7 @@ def test_numbers_are_those_of_python_to_the_last_bit(path: Path) -> None:
         ("a,b\n1.0,007\n3.0,4\n", {"a"}),
         ("a,b\n1,inf\n3,4\n", {"a"}),
         ("a,b\n1,9007199254740993\n3,4\n", {"a"}),
+        ("a,b\n1,-9223372036854775808\n3,4\n", {"a"}),
         ("a,b\n1,True\n3,False\n", {"a"}),
         ('a,b\n"1",2\n3,4\n', {"a", "b"}),
         ("a;b\n1;2\n\n3;4\n", {"a", "b"}),
