@@ -188,7 +188,6 @@ def predict_file(
     num_targets = len(fit.target_names or (1,))
     posterior, measure = fit.posterior, fit.uncertainty.measure
     z = posterior.in_blocks(_count(fit, num_samples, len(rows.x)), seed)
-    is_number = fit.class_names is None
     at_once = ROWS_AT_ONCE if fit.class_names else _rows_at_once(len(z), num_targets)
     blocks = []
     with warnings.catch_warnings():
@@ -210,7 +209,7 @@ def predict_file(
             f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
             "write: rename or drop it; an input of the fit is renamed in its data, and fitted again"
         )
-    starts = column_starts(fit.target_names) if is_number else ()
+    starts = () if fit.class_names else column_starts(fit.target_names)
     _warn_of_moments(columns, starts)
     predictions = FilePredictions(
         rows=rows,
