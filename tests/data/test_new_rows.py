@@ -139,7 +139,7 @@ def test_a_missing_file(path: Path) -> None:
     ("content", "message"),
     [
         (b"PK\x03\x04\xff", "is an archive or a spreadsheet: unpack it, or save the table in it"),
-        (gzip.compress(b"a\n1\n"), "is packed by gzip: give it a name that ends in .gz"),
+        (gzip.compress(b"a\n1\n", mtime=0), "is packed by gzip: give it a name that ends in .gz"),
         (b"PAR1\xff", "is a Parquet file: give it a name that ends in .parquet"),
     ],
 )
