@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_bnn import SVI, Ensemble, Interrupted, guides, likelihoods, models
 from pyro_bnn.data import Dataset
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.problem import Problem
@@ -407,6 +407,59 @@ def test_the_start_that_is_best_goes_on() -> None:
     posterior = engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
     assert isinstance(posterior, GuidePosterior)
     assert float(posterior.guide.centre().abs().max()) < 10
+
+
+@pytest.mark.usefixtures("_short_rounds")
+@pytest.mark.parametrize("lost", [{0}, {1, 3}, {0, 1, 2}])
+def test_a_start_that_diverges_is_left_out(
+    lost: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others make their steps, the run ends where it would, and its checkpoint says so."""
+    calls = []
+
+    def init_loc(site: Any) -> Tensor:
+        calls.append(site["name"])  # two sites a start
+        far = 1e200 if (len(calls) - 1) // 2 in lost else 0.0
+        return torch.full(site["fn"].shape(), far, dtype=torch.float64)
+
+    engine = SVI(
+        lambda model: guides.AutoNormal(model, init_loc_fn=init_loc), max_steps=128, compile=False
+    )
+    data = PROBLEM.x, PROBLEM.y
+    with pytest.warns(BNNWarning, match="one of 4 starts is left out: the loss") as told:
+        posterior = engine.run(PROBLEM.model, data, progress=False)
+    assert len([w for w in told if "is left out" in str(w.message)]) == len(lost)
+    assert posterior.options["num_steps"] == 128
+    assert len(posterior.losses) == 128
+    assert np.isfinite(posterior.losses).all()
+    go = Training.go
+
+    def stopped(self: Training) -> None:
+        go(self)
+        if self.position == 40:  # of the start that is left
+            monkeypatch.setattr(Training, "go", go)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Training, "go", stopped)
+    calls.clear()
+    with pytest.warns(BNNWarning), pytest.raises(Interrupted, match="stopped at step"):
+        engine.run(PROBLEM.model, data, progress=False, checkpoint=tmp_path)
+    again = engine.run(PROBLEM.model, data, progress=False, checkpoint=tmp_path, resume=True)
+    assert torch.equal(again.unconstrained(7), posterior.unconstrained(7))
+    np.testing.assert_array_equal(again.losses, posterior.losses)
+
+
+def test_where_each_start_diverges_the_run_does() -> None:
+    def init_loc(site: Any) -> Tensor:
+        return torch.full(site["fn"].shape(), 1e200, dtype=torch.float64)
+
+    engine = SVI(lambda model: guides.AutoNormal(model, init_loc_fn=init_loc), compile=False)
+    with (
+        pytest.warns(BNNWarning, match="is left out") as told,
+        pytest.raises(DivergenceError, match="not finite at step 0"),
+    ):
+        engine.run(PROBLEM.model, (PROBLEM.x, PROBLEM.y), progress=False)
+    assert len(told) == 3
 
 
 @pytest.mark.slow("two fits")

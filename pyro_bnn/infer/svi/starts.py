@@ -70,6 +70,11 @@ class Starts:
         """Whether more than one start is left."""
         return self._left > 1
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is a start beside the one that the run is at."""
+        return bool(self._waiting or self._done)
+
     def begin(self, values: dict[str, Tensor]) -> None:
         """Before the first step, at the values of the first start."""
         if self.count > 1:
@@ -90,7 +95,8 @@ class Starts:
     def next(self, ranked: Ranked) -> tuple[Start, bool]:
         """The start that makes its round next, and whether it is the last one that is left.
 
-        Of those that have not made this round, or of the best that have.
+        Of those that have not made this round, or of the best that have. A start that is not parked
+        before, as it diverged, is left out.
         """
         if not self._waiting:
             chosen = ranked([start.values for start in self._done], self._left // 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured, value_and_grad
 from pyro_bnn.capture.compilers import compiler_of
+from pyro_bnn.errors import BNNWarning, DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches, Minibatches
@@ -204,9 +206,17 @@ class Training(GradientRun[GuidePosterior]):
         """One step.
 
         Raises:
-            DivergenceError: If the loss or a parameter becomes NaN or infinite.
+            DivergenceError: If the loss or a parameter becomes NaN or infinite, at each start.
         """
-        self._advance(self.position, next(self._batches))
+        try:
+            self._advance(self.position, next(self._batches))
+        except DivergenceError as error:
+            if not self.starts.has_others:
+                raise
+            what, count = str(error).partition(";")[0], self.starts.count
+            warnings.warn(f"one of {count} starts is left out: {what}", BNNWarning, stacklevel=2)
+            self._take_next_start()
+            return
         self.position += 1
         self.step += 1
         if self.is_done or self.position % WINDOW == 0:
@@ -235,17 +245,31 @@ class Training(GradientRun[GuidePosterior]):
 
     def _end_round(self) -> None:
         """After a round: the next start's, or what the round gained."""
-        values = self._snapshot()
         if self.starts.are_several:
-            self.starts.park(values, self.descent.parked(), self.losses, self._before)
-            following, is_last = self.starts.next(self._ranked)
-            self.position, self._before = following.position, following.before
-            self._go_to({**self.starts.own, **following.values})
-            self.descent.take(following.optimizer)
-            self.losses = list(following.losses)
-            if not is_last:
-                return
-            values = self._snapshot()  # of the one that goes on
+            self.starts.park(self._snapshot(), self.descent.parked(), self.losses, self._before)
+            self._take_next_start()
+        else:
+            self._judge_round()
+
+    def _take_next_start(self) -> None:
+        """Go to the start whose turn it is; of the last one that is left, judge the round."""
+        following, is_last = self.starts.next(self._ranked)
+        self.position, self._before = following.position, following.before
+        self._go_to({**self.starts.own, **following.values})
+        self.descent.take(following.optimizer)
+        self.losses = list(following.losses)
+        if is_last:
+            self._see_end()
+            self._judge_round()
+
+    def _see_end(self) -> None:
+        """Where the run ends, once one start is left: earlier where others were left out."""
+        if not self.starts.are_several:
+            self.num_steps = self.step + self.svi.planned_steps - self.position
+
+    def _judge_round(self) -> None:
+        """What the round gained, and whether another one follows."""
+        values = self._snapshot()
         if self._before is not None:
             self.doubling = self._compared(self._before, values)
             is_whole = self._ends_before_this() >= max(self.svi.kl_warmup, self.loc_warmup)
@@ -369,6 +393,7 @@ class Training(GradientRun[GuidePosterior]):
         super().restore(state)
         self.loc_warmup, self.position = state["loc_warmup"], int(state["position"])
         self.starts.restore(state["starts"], self._checked)
+        self._see_end()
         before, told = state["before"], state["doubling"]
         self._before = None if before is None else self._checked(before)
         self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
