@@ -13,7 +13,8 @@ MARKED = re.compile(
     rf"""(?P<bracket>\()? \s*+ (?P<bound>[<>≤≥~≈]=?)? \s*+ (?P<sign>[-+\u2212\u2013])? \s*+
     (?P<before>{CURRENCY})? \s*+ [-+]?
     (?: (?P<groups>{GROUPS}) | (?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)? )
-    (?P<gap>\s*+) (?: (?P<after>[%‰°]|{CURRENCY}) | (?P<unit>[^\W\d_][\w/.²³%]*|[-+]) )? \s*+
+    (?P<gap>\s*+) (?: (?P<after>[%‰℃℉]|°\s?[CFK]?|{CURRENCY})
+    | (?P<unit>[^\W\d_][\w/.²³%]*|[-+"'′″]) )? \s*+
     (?(bracket)\))""",
     re.VERBOSE,
 )
