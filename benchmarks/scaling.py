@@ -214,7 +214,8 @@ def tables(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
                 start = perf_counter()
                 bnn.data.load(str(parquet), target=large_table.TARGET)
                 times.append(perf_counter() - start)
-            row = {"rows": num_rows, "bytes": csv_bytes, "stages": found, "parquet": times[-1]}
+            row = {"contender": "pyro_bnn", "rows": num_rows, "bytes": csv_bytes}
+            row |= {"stages": found, "parquet": times[-1]}
             print(f"  {row}", flush=True)
             yield row
 

@@ -840,7 +840,8 @@ def check_schema(found: Mapping[str, Any]) -> str:
         if row.get("part") == "uci":  # of scores alone
             assert row["splits"] > 1
             continue
-        seconds = row.get("seconds", row.get("fit_seconds"))
+        of_stages = [stage["seconds"] for stage in row.get("stages", {}).values()] or None
+        seconds = of_stages or row.get("seconds", row.get("fit_seconds"))
         times = seconds if isinstance(seconds, list) else [seconds]
         assert all(0 < time < math.inf for time in times)
     return str(found["benchmark"])
