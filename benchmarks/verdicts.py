@@ -43,6 +43,8 @@ WITHOUT_RATE = {
     "rates are those of chains in one mode",
     "noise by mean": "a difference of coverages outside what 99 % of data sets of the posterior "
     "give, as of Coverage. A test counts at most one false report in twenty",
+    "one map": "members of an ensemble whose functions have less than 1 / N of the variance of y, "
+    "the share of a single parameter: a size, without chance, as the members are all there are",
     "rhat": "R-hat above 1.01: one of the defects that Reference counts together",
     "saturated trees": "more than 1 % of trees as large as allowed: a count, without chance",
     "short chains": "fewer than 8 draws a chain: a count, without chance",

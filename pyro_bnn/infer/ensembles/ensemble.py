@@ -130,8 +130,13 @@ class Ensemble(Engine[GuidePosterior]):
         is_point = options.get("member") is None
         longer = "double num_steps" if is_point else "double num_steps of its members"
         wider = "use NUTS"
-        if is_point and options.get("kind") != "rto" and options.get("batch_size") is None:
-            wider = 'set kind="rto" (for Gaussian noise of a fixed scale), or use NUTS'
+        if is_point:
+            anchored, rto = 'kind="anchored" (for Gaussian priors)', 'kind="rto" (for these and '
+            rto += "Gaussian noise of a fixed scale)"
+            kind, takes_all = options.get("kind"), options.get("batch_size") is None
+            kinds = [anchored] if kind not in ("anchored", "rto") else []
+            kinds += [rto] if kind != "rto" and takes_all else []
+            wider = f"set {', '.join([*kinds, 'member to a guide with spread'])}, or use NUTS"
         return {
             "unfinished": longer,
             "optimum": f"{longer}, or lower learning_rate",

@@ -21,6 +21,7 @@ from pyro_bnn.report.verdicts.calibration_verdicts import CALIBRATION
 from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
 from pyro_bnn.report.verdicts.evidence_verdicts import evidence_verdicts
 from pyro_bnn.report.verdicts.fit_verdicts import FITS, converged
+from pyro_bnn.report.verdicts.member_verdicts import MEMBERS
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
 from pyro_bnn.report.verdicts.particle_verdicts import PARTICLES
 from pyro_bnn.report.verdicts.reference_verdicts import climb_verdicts
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-RULES = [*CHAINS, *PARTICLES, TEMPERATURE, *FITS, *CALIBRATION, *SPREAD, REFERENCE]
+RULES = [*CHAINS, *PARTICLES, TEMPERATURE, *FITS, *CALIBRATION, *MEMBERS, *SPREAD, REFERENCE]
 """All checks, in the order in which the report gives them."""
 
 
