@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
+import textwrap
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
+import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
@@ -119,15 +123,27 @@ def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
         raise
     except Exception as error:
         _check_embeddings(model, *rows)
-        nodes: Mapping[str, Any] = tracer.msngr.trace.nodes
+        nodes = cast(Mapping[str, Any], tracer.msngr.trace.nodes)
+        _check_numbers(nodes, are_finite=True)
         if "f" in nodes:
-            _check_function(nodes["f"]["value"], len(rows[0]))
+            _check_function(f := nodes["f"]["value"], len(rows[0]))
+            if bad := int((~as_columns(f).isfinite()).any(1).sum()):
+                raise ModelError(
+                    f"f is NaN or infinite at {bad} of {len(f)} rows, at a draw of the prior: look "
+                    "for a logarithm or root of a number that may be negative, or a division by 0"
+                ) from error
+        line = ""
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is pyro.deterministic.__code__ and frame.f_locals["name"] == "f":
+                _check_function(frame.f_locals["value"], len(rows[0]))
+            if frame.f_globals["__name__"].partition(".")[0] not in ("torch", "pyro", "pyro_bnn"):
+                line = linecache.getline(frame.f_code.co_filename, number).strip()
         shapes = " and ".join(f"{n} {tuple(v.shape)}" for n, v in zip("xy", rows, strict=False))
-        what = " ".join(str(error).partition("Trace Shapes:")[0].split()) or "no message"
-        no_tensor = "f" not in nodes and isinstance(error, AttributeError | TypeError)
-        hint = f"; f is a tensor, recorded as in{CORRECTED}" if no_tensor else ""
+        what = textwrap.shorten(str(error).partition("Trace Shapes:")[0], 400, placeholder=" ...")
         raise ModelError(
-            f"{model_name(model)} fails {when}, {shapes}: {type(error).__name__}: {what}{hint}"
+            f"{model_name(model)} fails {when}, {shapes}: {type(error).__name__}: "
+            f"{what or 'no message'}"
+            f"{f'; in the line {line}' if line else ''}"
         ) from error
 
 
@@ -160,29 +176,44 @@ def _check_embeddings(model: Model, *rows: Tensor) -> None:
         raise ModelError(found[0])
 
 
+def _check_numbers(nodes: Mapping[str, Any], *, are_finite: bool = False) -> None:
+    """Check that no prior draws NaN; with ``are_finite``, nor a number that is infinite.
+
+    Raises:
+        SiteError: If one does; names the site.
+    """
+    for name, node in nodes.items():
+        if node["type"] != "sample" or node["is_observed"] or name == "y":
+            continue
+        value = torch.as_tensor(node["value"])
+        if (is_nan := bool(value.isnan().any())) or (are_finite and bool(value.isinf().any())):
+            what = "NaN" if is_nan else "infinite"
+            raise SiteError(
+                f"the prior of {name!r} draws {what if is_nan else 'infinite numbers'}: a "
+                f"parameter of its {type(base_distribution(node['fn'])).__name__} is {what}"
+            )
+
+
 def _check_draws(whole: poutine.Trace, first_row: poutine.Trace) -> None:
-    """Check that a prior draws numbers, as many for one row as for all.
+    """Check that a prior draws as many numbers for one row as for all.
 
     Raises:
         SiteError: If it does not; names the site.
     """
     nodes, of_first = (cast(Mapping[str, Any], trace.nodes) for trace in (whole, first_row))
+    _check_numbers(nodes)
     for name in whole.stochastic_nodes:
         value = nodes[name]["value"]
         if name == "y" or _in_rows(nodes[name]) or name not in of_first:
             continue
         if type(nodes[name]["fn"]).__name__ == "_Subsample":
             continue
-        if bool(value.isnan().any()):
-            raise SiteError(
-                f"the prior of {name!r} draws NaN: a parameter of its "
-                f"{type(base_distribution(nodes[name]['fn'])).__name__} is NaN"
-            )
         if value.shape != (shape := of_first[name]["value"].shape):
             raise SiteError(
                 f"the latent site {name!r} has shape {tuple(value.shape)} where x has "
                 f"{len(nodes['f']['value'])} rows, and {tuple(shape)} where it has one: latent "
-                "sites are shared by all rows, of whatever number they are"
+                "sites are shared by all rows, of whatever number they are; write the size of "
+                f"{name!r} as a number, or after the columns, x.shape[1]"
             )
 
 
@@ -294,15 +325,17 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
 def _check_function(f: Any, num_rows: int) -> None:
     """Check that what is recorded as f is the output of a network, a row for each of x."""
     if not isinstance(f, Tensor) or not f.is_floating_point():
-        what = f"a tensor of {f.dtype}" if isinstance(f, Tensor) else f"{type(f).__name__}"
+        what = "None" if f is None else f"a {type(f).__name__}"
+        what = f"a tensor of {f.dtype}" if isinstance(f, Tensor) else what
         raise ModelError(
             f'the model records as "f" {what}, but f is the network output, a tensor [N, F] of '
             f"real numbers{CORRECTED}"
         )
     if as_columns(f).ndim != 2 or as_columns(f).shape[0] != num_rows:
+        rows = "one row" if num_rows == 1 else f"{num_rows} rows"
         raise ModelError(
-            f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F] with N = '
-            f"{num_rows} rows, or [N] for one output{CORRECTED}"
+            f'f has shape {tuple(f.shape)}, but "f" is the network output [N, F], or [N] for one '
+            f"output, and x has {rows} here: compute f from x, a row for each row of it{CORRECTED}"
         )
 
 
