@@ -90,6 +90,12 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
             raise ModelError(
                 f'the model has no sample site named "y"; it should end with{CORRECTED}'
             )
+        if "y_unobserved" in nodes:
+            raise ModelError(
+                'obs_mask= makes of "y" a latent value for each row that it leaves out; write '
+                "with poutine.mask(mask=...) around the sample statement, whose rows have no "
+                "density where it is False"
+            )
         if nodes["y"]["is_observed"]:
             raise ModelError(
                 'the model observes "y" without being given it, as where pyro.condition holds it, '

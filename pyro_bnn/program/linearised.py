@@ -132,15 +132,12 @@ class LinearisedProgram(Program):
             run = marked_run(
                 lambda values: self._run_at(values, x, y, None, output=f), self._values, ()
             )
-            own, moved = (
-                self._log_likelihood(of_output)[0]
-                for of_output in (run, self._run_at(self._values, x, y, None, output=other))
-            )
-        if torch.equal(own, moved):
+            moved = self._run_at(self._values, x, y, None, output=other)
+        parts, others = (tensors_of(of.observed["fn"]) for of in (run, moved))
+        if all(map(torch.equal, parts, others)):  # densities are 0 where rows are masked
             raise ModelError(
                 "the network cannot be linearised, as y does not depend on the recorded f: use "
                 'what it returns, as in f = pyro.deterministic("f", f), or take '
                 'predictive="weights"'
             )
-        parts = tensors_of(run.observed["fn"])  # a mask hides them from the density
         return latents_of_density(run.observed, run) | run.sources("y", parts)

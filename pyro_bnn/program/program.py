@@ -358,8 +358,13 @@ class Program:
         """Compare the batched distribution of y with the model's own, a draw at a time."""
         x, y = self.example
         z = torch.stack([self.initial, 0.9 * self.initial, 1.1 * self.initial])  # S differs from N
+
+        def density(run: Evaluate, _: Tensor) -> Tensor:  # of rows that are masked, too
+            found: Tensor = unvalidated(run.observed["fn"]).log_prob(run.observed["value"])
+            return found
+
         with torch.no_grad():
-            expected = torch.stack([self.log_likelihood(row, self.example, params) for row in z])
+            expected = torch.stack([self._at(row, x, y, params, density) for row in z])
             try:
                 _, *values = self._predictive_tensors(z, x, params)
                 fn, _ = self.observed(z[0], x, params)
