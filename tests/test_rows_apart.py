@@ -71,6 +71,79 @@ def test_a_row_that_depends_on_others_is_refused(function: Function) -> None:
 
 @pytest.mark.parametrize(
     "function",
+    [
+        lambda x, w: x @ w / x[:, 0].max(),
+        lambda x, w: w[x[:, 1].unique(return_inverse=True)[1]],
+    ],
+    ids=["largest at both ends", "groups without a number"],
+)
+def test_a_row_that_depends_on_a_few_others_is_refused(function: Function) -> None:
+    """The first row has the largest number and the first group: alone it is as among others."""
+    x, y = rows()
+    x[:, 0], x[:, 1] = 1.0, torch.arange(30) % 2
+    x[0, 0] = x[-1, 0] = 4.0
+    with pytest.raises(ModelError, match="depends on other rows"):
+        Program(linear(function), x, y)
+
+
+def of_two(site: Any, function: Function, likelihood: Any = None) -> Any:
+    """A model of one site, and f of x and its values."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> Any:
+        f = pyro.deterministic("f", function(x, pyro.sample("w", site)))
+        fn = dist.Normal(f, 0.1) if likelihood is None else likelihood(f)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", fn, obs=y)
+
+    return model
+
+
+def recurrent(x: Tensor, w: Tensor) -> Tensor:
+    """A map of 32 units, so far from contracting that roundings grow to their size."""
+    h = x.new_zeros(len(x), 32)
+    for _ in range(200):
+        h = torch.tanh(h @ w[:32] + x @ w[32:])
+    return h.sum(-1)
+
+
+def nearly_singular(x: Tensor, w: Tensor) -> Tensor:
+    """A smooth function by 30 of its values, whose covariance has a condition number of 1e7."""
+    points = torch.linspace(-2, 2, 30)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp(-0.5 * (a[:, None] - b).square())
+
+    noise = 1e-6 * torch.eye(30)
+    values: Tensor = torch.linalg.solve(kernel(points, points) + noise, w)
+    return kernel(x[:, 0], points) @ values
+
+
+def log_odds(x: Tensor, w: Tensor) -> Tensor:
+    return x @ (w.log() - (-w).log1p())[:2]
+
+
+@pytest.mark.parametrize(
+    ("site", "function"),
+    [
+        (dist.Normal(torch.zeros(34, 32), 1.0).to_event(2), recurrent),
+        (dist.Normal(torch.zeros(30), 1.0).to_event(1), nearly_singular),
+        (dist.Beta(torch.full((2,), 0.02), 0.02).to_event(1), log_odds),
+        (dist.Dirichlet(torch.full((6,), 0.05)), lambda x, w: x @ w.log()[:2]),
+        (dist.Normal(1e3 * torch.ones(2), 1e-3).to_event(1), lambda x, w: (x @ w - 1e3) * 1e3),
+    ],
+    ids=["recurrent", "singular", "odds", "simplex", "difference"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_whose_f_differs_by_rounding_alone_are_apart(
+    site: Any, function: Function, seed: int
+) -> None:
+    """f of a row is of this row; sums in another order, or of values at the edge, may differ."""
+    pyro.set_rng_seed(seed)
+    Program(of_two(site, function), *rows())
+
+
+@pytest.mark.parametrize(
+    "function",
     [lambda x, w: x.clamp_(-0.5, 0.5) @ w, lambda x, w: x.sub_(0.3) @ w],
     ids=["clamp", "minus"],
 )
@@ -108,6 +181,23 @@ def test_probabilities_that_are_taken_for_logits_are_warned_of(
         Program(model, POINTS, y)
 
 
+WEIGHTS = dist.Normal(torch.zeros(2), 1.0).to_event(1)
+CLASSES = dist.Normal(torch.zeros(2, 3), 1.0).to_event(2)
+
+
+def sigmoid(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).sigmoid()
+
+
+def softmax(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).softmax(-1)
+
+
+def small(x: Tensor, w: Tensor) -> Tensor:
+    """Logits that are within 0 and 1 at most draws, and not below 0 at any."""
+    return 0.3 * (x @ w).relu()
+
+
 def with_probs(x: Tensor, y: Tensor | None = None) -> Any:
     w = pyro.sample("w", dist.Normal(torch.zeros(2, 3), 1.0).to_event(2))
     f = pyro.deterministic("f", (x @ w).softmax(-1))
@@ -123,6 +213,14 @@ def with_probs(x: Tensor, y: Tensor | None = None) -> Any:
         (classifier(nn.LogSoftmax(-1), 3, likelihoods.Categorical(3)), LABELS),
         (classifier(nn.Identity(), 1, likelihoods.Bernoulli()), (LABELS > 0).long()),
         (classifier(nn.Sigmoid(), 1, likelihoods.Normal(0.1)), POINTS[:, 0]),
+        (of_two(WEIGHTS, sigmoid, lambda f: dist.Bernoulli(0.01 + 0.98 * f)), (LABELS > 0) * 1.0),
+        (of_two(CLASSES, softmax, lambda f: dist.Categorical(0.97 * f + 0.01)), LABELS),
+        (of_two(CLASSES, softmax, lambda f: dist.Categorical(logits=2 * f.log())), LABELS),
+        (of_two(WEIGHTS, small, lambda f: dist.Bernoulli(logits=f)), (LABELS > 0) * 1.0),
+        (
+            of_two(WEIGHTS, lambda x, w: 0 * (x @ w), lambda f: dist.Bernoulli(logits=f)),
+            (LABELS > 0) * 1.0,
+        ),
     ],
 )
 def test_what_is_no_probability_or_is_taken_for_one_is_not_warned_of(model: Any, y: Tensor) -> None:

@@ -446,12 +446,12 @@ def _check_modules(model: Model) -> None:
             )
 
 
-def check_run(trace: ModelTrace, run: Evaluate) -> None:
+def check_run(run: Evaluate, many: Evaluate) -> None:
     """Check what a run of a model with marks shows of its sites.
 
     Args:
-        trace: Of the model on the rows of the data.
-        run: The model at the same values of its sites, on the first row alone, with marks.
+        run: The model on the first row alone, with marks.
+        many: The model at the same values of its sites, on more rows.
 
     Raises:
         SiteError: If the support of a site is not fixed.
@@ -459,7 +459,7 @@ def check_run(trace: ModelTrace, run: Evaluate) -> None:
     """
     require_fixed_supports(run)
     require_factors_of_parameters(run)
-    require_priors_of_no_rows(trace, run)
+    require_priors_of_no_rows(run, many)
 
 
 def require_factors_of_parameters(run: Evaluate) -> None:
@@ -502,18 +502,18 @@ def require_fixed_supports(run: Evaluate) -> None:
             )
 
 
-def require_priors_of_no_rows(trace: ModelTrace, run: Evaluate) -> None:
+def require_priors_of_no_rows(run: Evaluate, many: Evaluate) -> None:
     """Check by the log density of a draw that no prior is made of the rows of x.
 
     Args:
-        trace: Of the model on the rows of the data.
-        run: The model at the same values of its sites, on the first row alone.
+        run: The model on the first row alone.
+        many: The model at the same values of its sites, on more rows.
 
     Raises:
         ModelError: If one is: what is made of all rows at one place is of one row at another.
     """
     for name, msg in run.latent.items():
-        of_first, of_all = (log_prob(seen).double() for seen in (msg, trace.messages[name]))
+        of_first, of_all = (log_prob(seen).double() for seen in (msg, many.latent[name]))
         if not torch.allclose(of_first, of_all, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ModelError(
                 f"the prior of {name!r} is made of the rows of x, of their values or their number, "

@@ -144,17 +144,20 @@ class Program:
         with own_generators():
             row = x[:1].clone(), y[:1].clone()
             versions = [] if self._writes_rows else [value._version for value in row]
+            values = self.constrain(self.initial)
             probe = marked_run(
                 lambda values: self._run_at(values, *row, self.params),
-                self.constrain(self.initial),
+                values,
                 self.params.values(),
             )
             self._writes_rows |= any(v._version > n for v, n in zip(row, versions, strict=False))
-            check_run(trace, probe)
+            with torch.no_grad():  # as many rows as the trace: of any other number it may fail
+                many = self._run_at(values, x[: len(cast(Tensor, trace.f))], None, self.params)
+            check_run(probe, many)
             if data_plate(probe.observed).size == 1:  # not of a size of its own
                 run = partial(self._run_at, params=self.params)
                 few = FewRows(run, self.constrain, self.initial, x, y)
-                few.require_apart(probe, cast(Tensor, trace.f))
+                few.require_apart(probe, many)
                 few.require_gradients()
                 few.warn_of_probabilities()
             self.held_given_latents = held_given_latents(probe)

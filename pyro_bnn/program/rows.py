@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -17,9 +17,12 @@ from pyro_bnn.errors import BNNWarning, ModelError
 from pyro_bnn.layers.dropout import IS_MASK_NOISE
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Evaluate, log_prob, scale_of_rows
+from pyro_bnn.program.random_state import seeded
 
 SOME = 8  # rows that are compared
 ROUNDING = 1e-4  # by which f of a row alone may differ from that among others
+SHAKEN = 8  # roundings by which numbers are moved to see how far these go
+MOST_NOISE = 10  # times as far as this may f of a row alone differ from that among others
 DEPENDS = (
     "what the model says of a row depends on other rows, on their order or their number: f or the "
     "density of y of the same rows is another one when some are left out, so that batches and "
@@ -48,36 +51,54 @@ class FewRows:
         x: Tensor,
         y: Tensor,
     ) -> None:
-        places = torch.linspace(0, len(x) - 1, min(len(x), SOME)).long().to(x.device)
-        self._some = x[places], y[places.to(y.device)]
+        self._places = torch.linspace(0, len(x) - 1, min(len(x), SOME)).long().to(x.device)
+        self._some = x[self._places], y[self._places.to(y.device)]
         self._run, self._constrain, self._z = run, constrain, z
         with torch.enable_grad():
             self._values = constrain(z.detach().clone().requires_grad_())
             self._whole = run(self._values, *self._some)
 
-    def require_apart(self, first: Evaluate, f: Tensor) -> None:
+    def require_apart(self, first: Evaluate, many: Evaluate) -> None:
         """Check that f and the density of a row do not depend on other rows, nor on their order.
 
         Args:
             first: The model at the first row alone.
-            f: Network output of all rows or more than these, the first row first.
+            many: The model at the first rows, some of which are among these few.
 
         Raises:
-            ModelError: If they do: in reverse order and without the first row, or of this alone.
+            ModelError: If they do: in reverse order without the ends, alone, or among many.
         """
-        whole = _of_rows(self._whole)
-        others = [([value[:1] for value in whole], _of_rows(first)), ([whole[0][:1]], [f[:1]])]
-        if len(whole[0]) > 1:
-            with torch.no_grad():
-                turned = self._run(self._values, *(v.flip(0)[:-1] for v in self._some))
-            pair = [value[1:] for value in whole], [v.flip(0) for v in _of_rows(turned)]
-            others.append(pair)
-        for values, again in others:
-            for value, other, rounding in zip(
-                values, again, (ROUNDING, 10 * ROUNDING), strict=False
-            ):
-                if not _are_close(value, other.detach(), rounding):
-                    raise ModelError(DEPENDS)
+        all_rows = torch.arange(len(self._places), device=self._places.device)
+        sizes = self._some[0].flatten(1).float().square().sum(1)
+        self._require_same(all_rows[:1], _of_rows(first))
+        known = all_rows[self._places < len(cast(Tensor, many.f))]
+        self._require_same(known, [cast(Tensor, many.f)[self._places[known]]])
+        # what is divided by the largest of several rows is another one where this is left out
+        for rows in (all_rows[1:-1].flip(0), sizes.argmin()[None], sizes.argmax()[None]):
+            if len(rows):
+                with torch.no_grad():
+                    run = self._run(self._values, *(value[rows] for value in self._some))
+                self._require_same(rows, _of_rows(run))
+
+    def _require_same(self, rows: Tensor, found: list[Tensor]) -> None:
+        """Check that some of these rows have the f and the density that they have among all."""
+        for place, (values, other) in enumerate(zip(_of_rows(self._whole), found, strict=False)):
+            pair, rounding = (values[rows], other.detach()), (1 + 9 * place) * ROUNDING
+            if _are_close(*pair, rounding):
+                continue
+            if not _are_close(*pair, rounding, self._noise()[place]):
+                raise ModelError(DEPENDS)
+
+    def _noise(self) -> list[float]:
+        """How far f and the densities go where z and x move by some roundings.
+
+        Far in a recurrent network of large weights, or one that solves a nearly singular system.
+        """
+        x, y = self._some
+        with torch.no_grad():
+            run = self._run(self._constrain(_shaken(self._z)), _shaken(x), y)
+        pairs = zip(_of_rows(run), _of_rows(self._whole), strict=True)
+        return [MOST_NOISE * float((v - w).abs().nan_to_num(0, 0, 0).max()) for v, w in pairs]
 
     def require_gradients(self) -> None:
         """Check that the likelihood has a gradient in each site on which it depends.
@@ -99,7 +120,7 @@ class FewRows:
             except RuntimeError:  # of an operation without a derivative; engines name it
                 return
         flat = [name for name, slope in zip(names, slopes, strict=True) if slope is None]
-        moved = self._constrain(-self._z - torch.where(self._z < 0, -1, 1))
+        moved = self._constrain(self._moved())
         if not self._depends_on(moved, flat):
             return
         found = ", ".join(repr(name) for name in flat if self._depends_on(moved, [name]))
@@ -122,14 +143,16 @@ class FewRows:
             layer, takes = "Sigmoid", "Bernoulli(f)"
         else:
             return
-        moved = self._constrain(-self._z - torch.where(self._z < 0, -1, 1))
-        with torch.no_grad():
-            runs = self._whole, self._run(moved, *self._some)
-        if not all(_are_probabilities(run.f, layer == "Softmax") for run in runs):
+        if not _are_logits(self._whole.f, fn):
             return
-        f = cast(Tensor, self._whole.f)
-        if fn.probs.numel() == f.numel() and _are_close(fn.probs.reshape(f.shape), f, ROUNDING):
-            return  # they are taken for what they are
+        far = 10 * self._moved()  # where logits are far from 0, or one of these draws is no chance
+        try:
+            with torch.no_grad():
+                runs = [self._run(self._constrain(z), *self._some) for z in (far, -far)]
+        except (RuntimeError, ValueError):  # of a model that has no values so far away
+            return
+        if not all(_are_probabilities(run.f, fn) for run in (self._whole, *runs)):
+            return
         warnings.warn(
             f"f are probabilities already, as behind a {layer}, and the likelihood takes them for "
             f"logits, so that no class can be nearly sure: leave out the {layer} at the end of the "
@@ -137,6 +160,10 @@ class FewRows:
             BNNWarning,
             stacklevel=4,
         )
+
+    def _moved(self) -> Tensor:
+        """Another z, all of whose entries are of the other sign and at least 1 further."""
+        return -self._z - torch.where(self._z < 0, -1, 1)
 
     def _depends_on(self, moved: Mapping[str, Tensor], names: list[str]) -> bool:
         """Whether the densities are others where these sites have moved."""
@@ -172,16 +199,39 @@ def _densities(run: Evaluate) -> Tensor:
     return rows if weights is None else rows * weights
 
 
-def _are_probabilities(f: Tensor | None, have_sum: bool) -> bool:
-    """Whether all numbers lie between 0 and 1 and, of classes, those of a row have sum 1."""
-    if f is None or not bool(((f >= 0) & (f <= 1)).all()):
+def _are_logits(f: Tensor | None, fn: Any) -> bool:
+    """Whether the logits of a distribution are f itself."""
+    if f is None or fn.logits.numel() != f.numel():
         return False
-    return not have_sum or (f.shape[1] > 1 and bool(((f.sum(1) - 1).abs() < ROUNDING).all()))
+    own = f.reshape(fn.logits.shape)
+    own = own.log_softmax(-1) if isinstance(fn, dist.Categorical) else own
+    return _are_close(fn.logits, own, ROUNDING)
 
 
-def _are_close(value: Tensor, other: Tensor, rounding: float) -> bool:
+def _are_probabilities(f: Tensor | None, fn: Any) -> bool:
+    """Whether numbers, not all 0, lie between 0 and 1 and those of all classes have sum 1."""
+    if f is None or not bool(((f >= 0) & (f <= 1)).all() & (f > 0).any()):
+        return False
+    if not isinstance(fn, dist.Categorical):
+        return True
+    sums = f.reshape(fn.logits.shape).sum(-1)
+    return fn.logits.shape[-1] > 1 and bool(((sums - 1).abs() < ROUNDING).all())
+
+
+def _shaken(values: Tensor) -> Tensor:
+    """Numbers moved by some roundings; whole ones, which may be places, stay."""
+    if not values.is_floating_point():
+        return values
+    signs = torch.randint(
+        0, 2, values.shape, generator=seeded(0, values.device), device=values.device
+    )
+    moved = values * (1 + SHAKEN * torch.finfo(values.dtype).eps * (2 * signs - 1))
+    return torch.where(values == values.floor(), values, moved)
+
+
+def _are_close(value: Tensor, other: Tensor, rounding: float, noise: float = 0.0) -> bool:
     rounding = max(rounding, 8 * torch.finfo(value.dtype).eps)
-    size = float(value.detach().abs().nan_to_num(0, 0, 0).max())
+    size = float(value.detach().abs().nan_to_num(0, 0, 0).max()) if value.numel() else 0.0
     return value.shape == other.shape and torch.allclose(
-        value, other, rtol=rounding, atol=rounding * size, equal_nan=True
+        value, other, rtol=rounding, atol=rounding * size + noise, equal_nan=True
     )
