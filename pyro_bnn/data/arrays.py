@@ -19,6 +19,7 @@ ArrayLike = Any
 
 EXACT = 2**53  # up to here float64 has every whole number
 MOST_NAMES = 20  # most columns that a message lists
+MOST_CHARACTERS = 80  # of a value that a message shows
 HALF_BYTES = 4  # floating numbers of fewer bytes are of half precision or less
 PIECE = 2**20  # numbers that are looked at at a time: a copy of all may exceed the memory
 
@@ -343,7 +344,14 @@ def _column(values: Tensor, column: int, names: Sequence[str] | None) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names in quotes with commas between them, of many the first ones and how many more."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(map(repr, names[:MOST_NAMES])) + more
+    return ", ".join(map(shown, names[:MOST_NAMES])) + more
+
+
+def shown(value: Any) -> str:
+    """A value as code writes it, of a long text both ends."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = MOST_CHARACTERS
+    return short.repr(value)
 
 
 def count_rows(count: int) -> str:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.data.arrays import EXACT, count_rows, plain_numbers
+from pyro_bnn.data.arrays import EXACT, count_rows, listed, plain_numbers, shown
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, check_several, encode_labels
 from pyro_bnn.data.split import Column, Table
@@ -125,7 +125,7 @@ def _told(columns: Sequence[Column]) -> str:
     coded = [column for column in columns if column.categories and are_codes(column.categories)]
     return " ".join(
         f"Column {column.name!r} is of codes with leading zeros, such as "
-        f"{_code(column.categories or ())!r}: categories, not numbers."
+        f"{shown(_code(column.categories or ()))}: categories, not numbers."
         for column in coded
     )
 
@@ -218,7 +218,7 @@ class Fields:
         if rows:
             raise DataError(
                 f"{self.source}: column {name!r} holds {what} in {count_rows(len(rows))}, "
-                f"first {self.column(name)[rows[0]]!r} in {self.place(rows[0])}; {hint}"
+                f"first {shown(self.column(name)[rows[0]])} in {self.place(rows[0])}; {hint}"
             )
 
     def check_missing(self, names: Sequence[str]) -> None:
@@ -257,7 +257,9 @@ class Fields:
             return Column(name, self.levels[name])
         text = self.text[name]
         if are_codes(text):
-            return self._categories(name, f"of codes with leading zeros, such as {_code(text)!r},")
+            return self._categories(
+                name, f"of codes with leading zeros, such as {shown(_code(text))},"
+            )
         if not np.isnan([number(field) for field in text]).any():
             return Column(name)
         other = [i for i, field in enumerate(text) if math.isnan(number(field, {}))]
@@ -336,7 +338,7 @@ class Fields:
             column.name,
             [i for i, field in enumerate(text) if field not in known],
             "values that the fit has not seen,",
-            f"known are {', '.join(map(repr, column.categories))}",
+            f"known are {listed(column.categories)}",
         )
         places = {category: place for place, category in enumerate(column.categories)}
         found = np.zeros((len(text), len(places)))  # [N, categories]
@@ -610,7 +612,7 @@ def _target(
             "pass task='classification'"
         )
     if is_text:
-        raise DataError(f"{what} is text, for instance {text[0]!r}; regression needs numbers")
+        raise DataError(f"{what} is text, for instance {shown(text[0])}; regression needs numbers")
     return torch.tensor(fields.numbers(name)), task, None
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyro_bnn.data.arrays import EXACT, ArrayLike, listed, to_numpy
+from pyro_bnn.data.arrays import EXACT, ArrayLike, listed, shown, to_numpy
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 Task = Literal["regression", "classification", "counts"]
@@ -166,11 +166,12 @@ def encode_labels(
         import pandas as pd
 
         _refuse_missing(np.flatnonzero(pd.isna(y)).tolist(), len(y), what)
-        if any(all(isinstance(value, kind) for value in y) for kind in (str, (Real, np.bool_))):
+        if all(isinstance(value, Real | np.bool_) for value in y):
             y = np.array(y.tolist())
     if y.dtype.kind in "fc":
         y = _whole(y, what)
-    if y.dtype.kind not in "biuU":
+    # text stays objects: in an array of its own each value takes the room of the longest
+    if y.dtype.kind not in "biuU" and not all(isinstance(value, str) for value in y):
         kinds = sorted({type(value).__name__ for value in y.flat})
         raise DataError(
             f"{what}: classes are text, truth values or whole numbers, all of one kind, got "
@@ -216,7 +217,7 @@ def coded(
         labels, names = _level_labels(y, what)
         if class_names is None:
             return labels, names
-        y = np.array(names)[labels.numpy()]
+        y = np.array(names, dtype=object)[labels.numpy()]
     array = to_numpy(y, what)
     is_text = array.dtype.kind in "SU"
     if array.dtype.kind == "O":
@@ -230,8 +231,8 @@ def coded(
     unknown = [value for value in found if value not in places]
     if unknown:
         raise DataError(
-            f"{what} holds {unknown[0]!r}, which is no class, in {len(unknown)} of {len(found)} "
-            f"rows: known are {listed(class_names)}"
+            f"{what} holds {shown(unknown[0])}, which is no class, in {len(unknown)} of "
+            f"{len(found)} rows: known are {listed(class_names)}"
         )
     return torch.tensor([places[value] for value in found]), class_names
 
@@ -307,6 +308,6 @@ def check_several(values: Any, num_rows: int, what: str = "y") -> None:
     """
     if len(values) < 2:
         raise DataError(
-            f"{what} holds one class only, {str(values[0])!r}, in all {num_rows} rows; "
+            f"{what} holds one class only, {shown(str(values[0]))}, in all {num_rows} rows; "
             "classification needs at least two"
         )

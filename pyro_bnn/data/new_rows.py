@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_bnn.data.arrays import listed
 from pyro_bnn.data.csv_file import Fields, number
 from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
@@ -61,7 +62,7 @@ def read_new_rows(
     if absent:
         raise DataError(
             f"{str(path)!r} lacks {'column' if len(absent) == 1 else 'columns'} "
-            f"{', '.join(map(repr, absent))} of the fit; it has {', '.join(map(repr, header))}"
+            f"{listed(absent)} of the fit; it has {listed(header)}"
         )
     targets = [target] if isinstance(target, str) else list(target or ())
     has_target = bool(targets) and set(targets) <= set(header)
@@ -85,7 +86,7 @@ def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor
         name,
         [i for i, label in enumerate(labels) if label < 0],
         "classes that the fit has not seen,",
-        f"known are {', '.join(map(repr, class_names))}",
+        f"known are {listed(class_names)}",
     )
     return torch.tensor(labels)
 

@@ -447,7 +447,7 @@ def _check_training_classes(table: Table, train: Tensor) -> None:
             f"{table.name}: the training rows hold one class only, {names[present[0]]!r}; "
             "classification needs at least two"
         )
-    absent = [name for label, name in enumerate(names) if label not in present]
+    absent = [names[label] for label in sorted({*range(len(names))} - {*present})]
     if absent:
         warnings.warn(
             f"{table.name}: no training row of class {', '.join(repr(n) for n in absent[:5])}",

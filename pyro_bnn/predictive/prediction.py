@@ -340,7 +340,7 @@ class Prediction:
         probs = _array(self.probs).astype(float)  # [N, C]
         names = self._names.classes or tuple(map(str, range(probs.shape[1])))
         return {
-            f"{PREDICTED}_class": np.array(names)[probs.argmax(1)],
+            f"{PREDICTED}_class": np.array(names, dtype=object)[probs.argmax(1)],
             **{f"{PREDICTED}_p_{name}": probs[:, c] for c, name in enumerate(names)},
             f"{PREDICTED}_entropy": _array(self.entropy),
             f"{PREDICTED}_mutual_information": _array(self.mutual_information),

@@ -343,3 +343,25 @@ def test_each_value_of_text_is_an_input(path: Path) -> None:
     path.write_text("town,y\n" + "\n".join(f"{town},{i}" for i, town in enumerate(towns)))
     expected = pd.get_dummies(pd.Series(towns), dtype=float).to_numpy()
     assert_close(read_csv(path).data.x, torch.tensor(expected), rtol=0, atol=0)
+
+
+def test_one_long_label_among_many_takes_no_more_than_its_own_memory(path: Path) -> None:
+    """In an array of text each value takes the room of the longest: 1.6 GB here."""
+    long, size = "q" * 100_000, 4_000
+    path.write_text("x,y\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(size)) + f"1,{long}\n")
+    tracemalloc.start()
+    table = read_csv(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert table.data.class_names == ("a", "b", long)
+    assert table.data.y.tolist() == [0, 1] * (size // 2) + [2]
+    assert peak < 50e6
+
+
+def test_a_long_field_is_shown_in_part(path: Path) -> None:
+    path.write_text("x,y\n" + "1,2\n" * 9 + f"{'1' * 100_000},1\n")
+    with pytest.raises(
+        DataError, match=r"first '1{30,40}\.\.\.1{30,40}' in line 11; mend"
+    ) as caught:
+        read_csv(path)
+    assert len(str(caught.value)) < 400
