@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 import re
@@ -29,6 +30,7 @@ from pyro_bnn.cli.predict_file import (
 )
 from pyro_bnn.cli.saved_fit import SavedFit, input_columns
 from pyro_bnn.cli.uncertainty import Uncertainty
+from pyro_bnn.data import frames
 from pyro_bnn.data.split import published_rows
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
@@ -524,3 +526,43 @@ def test_fields_are_quoted_where_they_need_it(houses: SavedFit, tmp_path: Path) 
     path.write_text('note,area,town\n"a, ""b""",80,Rome\n')
     found = read(predict_file(houses, path))
     assert found["note"][0] == 'a, "b"'
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["plain", 'a "b"', "a\rb", "a\nb", "a,b;c\td", "é "])
+def test_fields_and_ends_of_lines_come_back(
+    houses: SavedFit, tmp_path: Path, separator: str, end: str, name: str
+) -> None:
+    """What the module csv reads in the file it reads in what is written too."""
+    path, own = tmp_path / "new.csv", table(1, 5)[["area", "town"]].assign(id=name)
+    with path.open("w", newline="") as file:
+        quoting = csv.QUOTE_ALL if {"\r", "\n"} & set(name) else csv.QUOTE_MINIMAL
+        writer = csv.writer(file, delimiter=separator, lineterminator=end, quoting=quoting)
+        writer.writerows([list(own), *own.astype(str).to_numpy().tolist()])
+        file.write(end)  # a blank line
+    text = "".join(predict_file(houses, path).text())
+    found = list(csv.reader(StringIO(text, newline=""), delimiter=separator))
+    assert [row[:3] for row in found] == [list(own), *own.astype(str).to_numpy().tolist()]
+    assert {len(row) for row in found} == {13}
+
+
+def test_a_table_in_parquet_is_written_in_parts(
+    houses: SavedFit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    own = table(1, 11).assign(whole=range(11), truth=[True] * 11)
+    own.to_parquet(tmp_path / "new.parquet")
+    whole = list(predict_file(houses, tmp_path / "new.parquet").text())
+    monkeypatch.setattr(frames, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(predictions, "ROWS_WRITTEN", 3)
+    parts = list(predict_file(houses, tmp_path / "new.parquet").text())
+    assert "".join(parts) == "".join(whole)
+    pd.testing.assert_frame_equal(pd.read_csv(StringIO("".join(whole)))[list(own)], own)
+
+
+def test_a_band_takes_199_draws(houses: SavedFit, tmp_path: Path) -> None:
+    table(1).to_csv(tmp_path / "new.csv", index=False)
+    many, few = (predict_file(houses, tmp_path / "new.csv", num_samples=n) for n in (199, 198))
+    assert "expected if the model is right" in many.scores[0]
+    assert "too few draws to check it" in few.scores[0]

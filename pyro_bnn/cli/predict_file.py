@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import math
 import os
 import warnings
@@ -18,8 +17,9 @@ from torch import Tensor
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.cli.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 from pyro_bnn.data.arrays import count_rows
+from pyro_bnn.data.csv_file import lines_of
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
-from pyro_bnn.diagnostics.bands import simulated_pit
+from pyro_bnn.diagnostics.bands import gives_band, simulated_pit
 from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
 from pyro_bnn.diagnostics.novelty import LEVEL, Novelty
 from pyro_bnn.diagnostics.scores import accuracy, rmse
@@ -92,21 +92,20 @@ class FilePredictions:
             for start in self.starts
             for name in PLACES
         }
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, delimiter=self.rows.file.separator, lineterminator="\n")
-        writer.writerow([*self.rows.file.header, *self.columns])
-        own = iter(self.rows.file.rows)
+        separator = self.rows.separator
+        yield from lines_of([[*self.rows.header, *self.columns]], separator)
+        yield "\n"
+        own = self.rows.text.lines()
         for begin in range(0, len(self.distance), ROWS_WRITTEN):
             rows = slice(begin, begin + ROWS_WRITTEN)
             texts = [
-                _fields(values[rows], widths[name][rows] if name in widths else None)
+                lines_of(values[rows, None].tolist(), separator)
+                if values.dtype.kind not in "fc"
+                else _numbers(values[rows], widths[name][rows] if name in widths else None)
                 for name, values in self.columns.items()
             ]
-            new = zip(*texts, strict=True)  # first below, so that no row of the file is lost
-            writer.writerows([*old, *more] for more, old in zip(new, own, strict=False))
-            yield buffer.getvalue()
-            buffer.seek(0)
-            buffer.truncate()
+            some = itertools.islice(own, len(self.distance[rows]))
+            yield "".join(f"{separator.join(row)}\n" for row in zip(some, *texts, strict=True))
 
     def summary(self) -> Iterator[str]:
         """Lines on what to trust."""
@@ -189,10 +188,11 @@ def predict_file(
     posterior, measure = fit.posterior, fit.uncertainty.measure
     z = posterior.in_blocks(_count(fit, num_samples, len(rows.x)), seed)
     at_once = ROWS_AT_ONCE if fit.class_names else _rows_at_once(len(z), num_targets)
-    blocks = []
+    whole: dict[str, np.ndarray] = {}  # made at once: small parts would split the heap
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
-        for block, index in enumerate(torch.arange(len(rows.x)).split(at_once)):
+        for block, start in enumerate(range(0, len(rows.x), at_once)):
+            index = slice(start, start + at_once)
             # otherwise every block has the same noise
             noise_seed = derived_seed(seed, block + 2) if block else seed
             prediction = _predict(fit, _in_its_units(fit, rows.x[index]), z, noise_seed)
@@ -200,11 +200,16 @@ def predict_file(
             if rows.y is not None:
                 found |= _of_target(prediction, rows.y[index], level, noise_seed)
             found["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
-            blocks.append(found)
-    whole = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+            for name, values in found.items():
+                if name == "covered":  # of each draw, not of each row
+                    whole[name] = whole.get(name, 0) + values
+                    continue
+                if name not in whole:
+                    whole[name] = np.empty((len(rows.x), *values.shape[1:]), values.dtype)
+                whole[name][index] = values
     columns = {name: values for name, values in whole.items() if name.startswith("predicted")}
     own = {*columns, DISTANCE, P_VALUE, RATIO}
-    if taken := [name for name in rows.file.header if name in own]:
+    if taken := [name for name in rows.header if name in own]:
         raise DataError(
             f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
             "write: rename or drop it; an input of the fit is renamed in its data, and fitted again"
@@ -369,9 +374,13 @@ def _of_target(prediction: Prediction, y: Tensor, level: float, seed: int) -> di
     for o in range(observed.shape[1]):
         of = draws[..., o], observed[:, o]
         pits.append(pit(*of, seed=seed))
-        shares.append(covered_share(simulated_pit(*of, seed=seed), level))
+        shares.append(
+            covered_share(simulated_pit(*of, seed=seed), level)
+            if gives_band(len(draws))
+            else np.full(len(draws), np.nan)
+        )
     found["pit"] = np.stack(pits, axis=1)  # [N, O]
-    found["covered"] = len(y) * np.stack(shares, axis=1)[None]  # [1, S, O] of a block
+    found["covered"] = len(y) * np.stack(shares, axis=1)  # [S, O]
     if observed.shape[1] > 1 and prediction.has_target_densities:
         found["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
     return found
@@ -403,7 +412,7 @@ def _scores(
         point, what, own = found[f"{name}_mean"], "", y.reshape(len(y), -1)[:, o]
         if not np.isfinite(point).all():
             point, what = found[f"{name}_median"], " of the median"
-        covered = coverage(found["pit"][:, o], level, found["covered"][..., o].sum(0) / len(y))
+        covered = coverage(found["pit"][:, o], level, found["covered"][:, o] / len(y))
         band = (
             f"expected if the model is right: {100 * covered.low:.1f} to {100 * covered.high:.1f} %"
         )
@@ -422,16 +431,13 @@ def _nats(log_scores: np.ndarray) -> str:
     return f"log score {number(float(log_scores.mean()))} nats a row"
 
 
-def _fields(values: np.ndarray, width: np.ndarray | None = None) -> list[str]:
-    """Text of values ``[N]``, with more digits where they lie many widths ``[N]`` from 0."""
-    if values.dtype.kind not in "fc":
-        return [str(value) for value in values]
+def _numbers(values: np.ndarray, width: np.ndarray | None = None) -> list[str]:
+    """Text of numbers ``[N]``, with more digits where they lie many widths ``[N]`` from 0."""
     digits = np.full(len(values), DIGITS)
     if width is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             far = np.nan_to_num(np.ceil(np.log10(np.abs(values) / width)), nan=0.0)
         digits = np.clip(DIGITS + far, DIGITS, np.finfo(np.float64).precision + 2).astype(int)
-    return [
-        "" if math.isnan(value) else f"{value:.{count}g}"
-        for value, count in zip(values, digits, strict=True)
-    ]
+    pairs = zip(digits.tolist(), values.tolist(), strict=True)
+    text = "%.*g\n" * len(values) % tuple(itertools.chain.from_iterable(pairs))  # at once: fast
+    return text.replace("nan", "").split("\n")[:-1]

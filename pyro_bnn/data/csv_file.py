@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -135,6 +136,18 @@ def _code(values: Iterable[str]) -> str:
     return next(value for value in values if len(value) > 1 and value[0] == "0")
 
 
+class Rows(Protocol):
+    """The rows of a table as text, made anew each time that they are asked for."""
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """The fields of each row."""
+        ...
+
+    def lines(self) -> Iterator[str]:
+        """Each row as a line of a CSV file, without its end."""
+        ...
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Fields:
     """The fields of a table, and what is said of those that cannot be used.
@@ -146,7 +159,7 @@ class Fields:
         header: Names of the columns.
         plain: Columns of which every field is a number, finite and below 2^53, float64 ``[N]``.
         text: The fields of all other columns without blanks around them ``[N]``.
-        rows: All rows as text, made anew each time that they are asked for.
+        rows: All rows as text.
         place: Where a row stands, as errors say it: the line of a file that it ends in.
         min_columns: Fewest columns that there may be.
         levels: The categories, in order, of columns that are said to be of these.
@@ -160,7 +173,7 @@ class Fields:
     header: list[str]
     plain: Mapping[str, Float[np.ndarray[Any, Any], " N"]]
     text: Mapping[str, np.ndarray[Any, Any]]
-    rows: Iterable[list[str]]
+    rows: Rows
     place: Callable[[int], str]
     separator: str = ","
     min_columns: InitVar[int] = 2
@@ -419,6 +432,14 @@ class CSVText:
         """Each row below the header."""
         return (row for _, row in itertools.islice(self._lines(), 1, None))
 
+    def lines(self) -> Iterator[str]:
+        """Each row below the header as `lines_of` writes it; without quotes it stands there."""
+        blank = (self.separator.encode() + b" ", b"\n ", b"\r ")  # before a field
+        if self._data.startswith(b" ") or any(mark in self._data for mark in (b'"', *blank)):
+            return lines_of(self, self.separator)
+        file = io.TextIOWrapper(io.BytesIO(self._data), encoding="utf-8")
+        return itertools.islice(filter(None, (line.rstrip("\n") for line in file)), 1, None)
+
     def line(self, row: int) -> int:
         """The line in which a row ends."""
         return next(itertools.islice(self._lines(), row + 1, None))[0]
@@ -515,12 +536,22 @@ class CSVText:
             return {}
         if whole and self._has_codes():
             blocks = {place: found for place, found in blocks.items() if place not in whole}
-        return {place: np.concatenate(found) for place, found in blocks.items() if found}
+        return {place: np.concatenate(blocks.pop(place)) for place in list(blocks) if blocks[place]}
 
     def _has_codes(self) -> bool:
         """Whether a digit follows a zero with which a field begins."""
         starts = (self.separator.encode(), b"\n", b"\r", b'"', b" ")  # a set of them is slower
         return any(re.search(start + rb"0\d", self._data) for start in starts)
+
+
+def lines_of(rows: Iterable[Sequence[str]], separator: str) -> Iterator[str]:
+    """Each row as a line of a CSV file, without its end; quotes are where they are needed."""
+    found: list[str] = []
+    file: Any = SimpleNamespace(write=found.append)  # called once for each row
+    writer = csv.writer(file, delimiter=separator, lineterminator="\r\n")  # both are quoted
+    for row in rows:
+        writer.writerow(row)
+        yield found.pop().removesuffix("\r\n")
 
 
 def _split(line: str, separator: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order, plain_numbers
-from pyro_bnn.data.csv_file import Fields, Target, encode
+from pyro_bnn.data.csv_file import Fields, Target, encode, lines_of
 from pyro_bnn.data.labels import Task, check_task, is_categorical
 from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
 from pyro_bnn.errors import DataError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FRAME = "the data frame"
+ROWS_AT_ONCE = 10_000  # as text
 
 
 def from_frame(
@@ -190,8 +191,13 @@ class FrameRows:
         self._frame = frame
 
     def __iter__(self) -> Iterator[list[str]]:
-        columns = (_texts(own) for _, own in self._frame.items())
-        return map(list, zip(*columns, strict=True))
+        for start in range(0, len(self._frame), ROWS_AT_ONCE):
+            some = self._frame.iloc[start : start + ROWS_AT_ONCE]
+            yield from map(list, zip(*(_texts(own) for _, own in some.items()), strict=True))
+
+    def lines(self) -> Iterator[str]:
+        """Each row as a line of a CSV file, without its end."""
+        return lines_of(self, ",")
 
 
 def _plain(column: Any) -> np.ndarray[Any, Any] | None:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.arrays import listed
-from pyro_bnn.data.csv_file import Fields, number
+from pyro_bnn.data.csv_file import Fields, Rows, number
 from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
@@ -23,14 +23,18 @@ class NewRows:
     """Rows of a file, in the file's own units.
 
     Attributes:
-        file: All fields of the file as they stand there.
+        header: Names of all columns of the file.
+        separator: Between its fields.
+        text: Its rows as they stand there.
         unused: Columns that are neither inputs nor target.
         x: Inputs ``[N, I]`` float64, in the order of the fit.
         y: Target ``[N]``: float64, or class labels int64; several ``[N, O]``. None if the file
             lacks a column of it.
     """
 
-    file: Fields
+    header: list[str]
+    separator: str
+    text: Rows
     unused: tuple[str, ...]
     x: Float[Tensor, "N I"]
     y: Tensor | None
@@ -75,7 +79,14 @@ def read_new_rows(
     elif has_target:
         y = _labels(fields, targets[0], class_names or ())
     unused = tuple(name for name in header if name not in (*used, *targets))
-    return NewRows(file=fields, unused=unused, x=fields.inputs(columns), y=y)
+    return NewRows(
+        header=header,
+        separator=fields.separator,
+        text=fields.rows,
+        unused=unused,
+        x=fields.inputs(columns),
+        y=y,
+    )
 
 
 def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor, " N"]:

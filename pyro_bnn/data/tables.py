@@ -69,7 +69,9 @@ def read_bytes(path: Path, *, once: bool = False) -> bytes:
             if is_packed
             else path.open("rb")
         ) as stream:
-            data = b"".join(_blocks(stream, path, is_packed)).removeprefix(codecs.BOM_UTF8)
+            buffer = io.BytesIO()  # a join would hold all blocks beside the whole
+            buffer.writelines(_blocks(stream, path, is_packed))
+            data = buffer.getvalue().removeprefix(codecs.BOM_UTF8)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{str(path)!r} is truncated or not of gzip: {error}") from error
     except OSError as error:

@@ -123,12 +123,22 @@ def central_band(
         >>> float(low), float(high)
         (1.0, 397.0)
     """
-    k = _in_tail(len(simulated), (1 - band_probability) / 2)
-    if k == 0:
+    if not gives_band(len(simulated), band_probability):
         unknown = np.full(simulated.shape[1:], np.nan)
         return unknown, unknown
+    k = _in_tail(len(simulated), (1 - band_probability) / 2)
     ordered = np.sort(simulated, axis=0)
     return ordered[k - 1], ordered[-k]
+
+
+def gives_band(num_simulated: int, band_probability: float = BAND_PROBABILITY) -> bool:
+    """Whether `central_band` of so many data sets is known.
+
+    Example:
+        >>> gives_band(198), gives_band(199)
+        (False, True)
+    """
+    return _in_tail(num_simulated, (1 - band_probability) / 2) > 0
 
 
 def upper_limit(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sklearn.neighbors import NearestNeighbors
 
 TREE = 8  # inputs up to which a tree is faster than all pairs
+AT_ONCE = 64  # rows whose products with all training rows stay in the cache
+MOST_NEAR = 8  # training rows of about the least distance, of each row, that are measured again
 LEVEL = 0.05
 """p-value from which down a row counts as far from the training rows."""
 ROUNDING = 1e-6  # of the norm of a row, or of 1: nearer rows are copies in other units or digits
@@ -131,10 +133,40 @@ class Novelty:
         if k > len(self.x):  # one row has no other
             return np.full(len(x), np.inf)
         x = x / self._divisor
-        distance, _ = self._search.kneighbors(x, k)
+        if k == 1 and self.x.shape[1] > TREE:
+            distance = np.concatenate(
+                [self._nearest_of_all(x[i : i + AT_ONCE]) for i in range(0, len(x), AT_ONCE)]
+            )
+        else:
+            distance = self._search.kneighbors(x, k)[0][:, -1]
         with np.errstate(over="ignore"):
-            is_copy = distance[:, -1] < ROUNDING * np.linalg.norm(x, axis=1).clip(min=1)
-        return np.asarray(np.where(is_copy, 0.0, distance[:, -1]))
+            is_copy = distance < ROUNDING * np.linalg.norm(x, axis=1).clip(min=1)
+        return np.asarray(np.where(is_copy, 0.0, distance))
+
+    def _nearest_of_all(self, x: Float[np.ndarray, "m I"]) -> Float[np.ndarray, " m"]:
+        r"""Distance to the nearest of all training rows, which single precision makes few.
+
+        .. math:: \tfrac12 \lVert x - x_i \rVert^2 = \tfrac12 \lVert x \rVert^2 + s_i, \qquad
+            s_i = \tfrac12 \lVert x_i \rVert^2 - x^\top x_i
+
+        with x and x_i about the mean of the training rows. Those whose :math:`s_i` is the least but
+        for its rounding error are measured in double precision. Where they are many, as of copies,
+        or numbers are too large, all are.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            own = x - self._center
+            norm = np.linalg.norm(own, axis=1)
+            s = np.c_[own, np.ones(len(x))].astype(np.float32) @ self._products  # [m, N]
+            least = s.min(1)
+            reach = norm + np.sqrt(np.maximum(norm**2 + 2 * least, 0))  # of the nearest row
+            error = 4 * (x.shape[1] + 4) * 2.0**-24 * reach**2
+        near = np.flatnonzero(s <= (least + error)[:, None].astype(np.float32))
+        row, of = np.divmod(near, len(self.x))
+        starts = np.searchsorted(row, np.arange(len(x)))
+        if not np.isfinite(error).all() or len(near) > MOST_NEAR * len(x):
+            return np.asarray(self._search.kneighbors(x, 1)[0][:, 0])
+        squares = np.square(x[row] - self._train[of]).sum(1)
+        return np.asarray(np.sqrt(np.minimum.reduceat(squares, starts)))
 
     @property
     def _alone(self) -> Bool[np.ndarray, " N"]:
@@ -157,7 +189,23 @@ class Novelty:
         from sklearn.neighbors import NearestNeighbors
 
         algorithm = "kd_tree" if self.x.shape[1] <= TREE else "brute"
-        return NearestNeighbors(algorithm=algorithm).fit(self.x / self._divisor)
+        return NearestNeighbors(algorithm=algorithm).fit(self._train)
+
+    @cached_property
+    def _train(self) -> Float[np.ndarray, "N I"]:
+        """The training rows, each input over its divisor."""
+        return np.asarray(self.x / self._divisor)
+
+    @cached_property
+    def _center(self) -> Float[np.ndarray, " I"]:
+        return np.asarray(self._train.mean(0))
+
+    @cached_property
+    def _products(self) -> Float[np.ndarray, "I+1 N"]:
+        """What rows with a 1 at their end are multiplied by, single precision."""
+        x = self._train - self._center
+        half = np.square(x).sum(1, keepdims=True) / 2
+        return np.ascontiguousarray(np.c_[-x, half].T, np.float32)
 
     @cached_property
     def _divisor(self) -> Float[np.ndarray, " I"]:

@@ -190,7 +190,8 @@ class Prediction:
         parts = zip(means.split(at_once, dim=1), variances.split(at_once, dim=1), strict=True)
         of = levels.flatten().tolist()
         found = [
-            torch.stack([normal_mixture_quantile(p, m, v.sqrt()) for p in of]) for m, v in parts
+            torch.stack([normal_mixture_quantile(p, m, sd) for p in of])
+            for m, sd in ((m, v.sqrt()) for m, v in parts)
         ]
         return torch.cat(found, 1).reshape(*levels.shape, *means.shape[1:])
 

@@ -44,9 +44,9 @@ def test_columns_are_found_by_name_in_any_order(path: Path) -> None:
     rows = read_new_rows(path, COLUMNS, "cost")
     assert_close(rows.x, torch.tensor([[30, 1, 0, 0, 1], [40, 0, 0, 1, 0]], dtype=DOUBLE))
     assert rows.y is None
-    assert (rows.file.separator, rows.unused) == (";", ("id",))
-    assert rows.file.header == ["id", "smoker", "town", "age"]
-    assert list(rows.file.rows) == [["x", "TRUE", "01", "30"], ["y", "0", "Rome", "4e1"]]
+    assert (rows.separator, rows.unused) == (";", ("id",))
+    assert rows.header == ["id", "smoker", "town", "age"]
+    assert list(rows.text) == [["x", "TRUE", "01", "30"], ["y", "0", "Rome", "4e1"]]
 
 
 def test_the_rows_of_the_fit_are_read_as_for_the_fit(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_rows_of_the_fit_are_read_as_for_the_fit(path: Path) -> None:
 def test_fields_of_other_columns_stay_as_they_are(path: Path) -> None:
     path.write_text('note,age,more\n"NA, 1",3,\n1.50,4,nan\n')
     rows = read_new_rows(path, COLUMNS[:1])
-    assert list(rows.file.rows) == [["NA, 1", "3", ""], ["1.50", "4", "nan"]]
+    assert list(rows.text) == [["NA, 1", "3", ""], ["1.50", "4", "nan"]]
     assert rows.unused == ("note", "more")
 
 

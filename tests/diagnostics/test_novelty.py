@@ -43,6 +43,23 @@ def test_distances_and_p_values_by_definition() -> None:
     assert 1 / 51 <= min(expected) < 0.1 < max(expected)
 
 
+@pytest.mark.parametrize("loc", [0.0, 100.0])
+@pytest.mark.parametrize("kind", ["near", "apart", "heavy tails", "grid", "huge"])
+def test_distances_of_many_inputs_are_those_of_double_precision(kind: str, loc: float) -> None:
+    """Also to training rows which single precision cannot tell apart."""
+    train, new = rng().standard_normal((300, 12)), rng(1).standard_normal((100, 12))
+    if kind == "near":
+        train = np.concatenate([train, train + 1e-7 * rng(2).standard_normal(train.shape)])
+    if kind == "heavy tails":
+        train, new = rng().standard_t(1, train.shape), rng(1).standard_t(1, new.shape)
+    if kind == "grid":
+        train, new = train.round(), new.round() + 0.5
+    if kind == "huge":
+        new[::7] *= 1e60
+    train, new = train + loc, new + loc
+    assert_allclose(Novelty(train).distance(new), cdist(new, train).min(1), rtol=1e-8)
+
+
 def test_the_rows_need_not_be_measured_anew_beside_the_new_one() -> None:
     """p of the bag with the new row in it, each row held against all others."""
     for seed in range(20):
