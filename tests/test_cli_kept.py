@@ -14,16 +14,19 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import joblib
 import pandas as pd
 import pytest
 import torch
 
 from pyro_bnn.cli.kept import PREFIX, alone, write_or_rescue
+from pyro_bnn.cli.runs import _fit_one
 from pyro_bnn.cli.saved_fit import SavedFit
-from pyro_bnn.errors import DataError, OptionError, OutputError
+from pyro_bnn.errors import DataError, ModelError, OptionError, OutputError
 from pyro_bnn.files import atomic
-from pyro_bnn.infer import NUTS
+from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.likelihoods import Bernoulli
 from pyro_bnn.memory import is_exceeded
 from pyro_bnn.models import MLP
@@ -102,37 +105,126 @@ def test_a_method_that_fails_is_one_less(
     assert "! NUTS has no row: " in out
 
 
-@pytest.mark.usefixtures("no_draws")
-def test_a_method_whose_fit_cannot_be_evaluated_is_one_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also the reference, without which the others are compared all the same."""
+def evaluates(monkeypatch: pytest.MonkeyPatch, before: Callable[[str], object]) -> None:
+    """Something happens before each evaluation."""
     module = import_module("pyro_bnn.report.compare")  # whose name in the package is a function's
     evaluate: Any = module.evaluate
 
-    def evaluate_some(name: str, *args: Any, **options: Any) -> Any:
-        if name == "NUTS":
-            raise MemoryError
+    def call(name: str, *args: Any, **options: Any) -> Any:
+        before(name)
         return evaluate(name, *args, **options)
 
-    monkeypatch.setattr(module, "evaluate", evaluate_some)
+    monkeypatch.setattr(module, "evaluate", call)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (MemoryError(), "there is not enough memory: fewer rows a step (--batch-size)"),
+        (ModelError("no such site"), "no such site"),
+        (RuntimeError("a matrix\nis singular"), "RuntimeError: a matrix is singular"),
+    ],
+)
+@pytest.mark.usefixtures("no_draws")
+@pytest.mark.parametrize("failing", ["AutoNormal", "NUTS"])
+def test_a_method_whose_fit_cannot_be_evaluated_is_one_less(
+    failing: str, error: Exception, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the reference, without which the others are compared all the same."""
+
+    def fail(name: str) -> None:
+        if name == failing:
+            raise error
+
+    evaluates(monkeypatch, fail)
     code, _, err = run(*NUTS_TOO, "--out", tmp_path)
     assert code == 1
-    assert err.startswith("pyro-bnn: NUTS: its fit cannot be evaluated: there is not enough memory")
-    assert methods_of(tmp_path) == ["AutoNormal"]
-    assert [path.name for path in (tmp_path / FITS).iterdir()] == ["nuts.safetensors"]
+    why = f"its fit cannot be evaluated: {why}"
+    assert err.splitlines()[-1].startswith(f"pyro-bnn: {failing}: {why}")
+    assert ("RuntimeError: a matrix\nis singular\n" in err) is isinstance(error, RuntimeError)
+    (other,) = {"AutoNormal", "NUTS"} - {failing}
+    assert methods_of(tmp_path) == [other]
+    (text,) = lost_in(tmp_path)
+    assert text.startswith(f"{failing} has no row: {why}")
+    names = {"AutoNormal": "auto-normal", "NUTS": "nuts"}
+    assert [path.stem for path in (tmp_path / FITS).iterdir()] == [names[failing]]
 
 
 @pytest.mark.usefixtures("no_draws")
-def test_an_error_of_a_program_ends_all_and_the_fits_that_ended_are_there(
+def test_a_fit_is_evaluated_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference, which the others are measured against, is the last to be fitted here."""
+    events: list[str] = []
+    for engine in (SVI, NUTS):
+        fit: Any = engine.run
+
+        def note(self: Any, *args: Any, fit: Any = fit, **options: Any) -> Any:
+            events.append(f"fits {type(self).__name__}")
+            return fit(self, *args, **options)
+
+        monkeypatch.setattr(engine, "run", note)
+    evaluates(monkeypatch, lambda name: events.append(f"evaluates {name}"))
+    assert run(*NUTS_TOO, "--out", tmp_path).code == 0
+    assert events == ["fits SVI", "evaluates AutoNormal", "fits NUTS", "evaluates NUTS"]
+
+
+def test_ctrl_c_in_an_evaluation_leaves_the_fits_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(name: str) -> None:
+        if name == "AutoDelta":
+            raise KeyboardInterrupt
+
+    evaluates(monkeypatch, stop)
+    code, _, err = run(*TWO, "--out", tmp_path)
+    assert (code, err) == (130, "pyro-bnn: interrupted; with --checkpoint FOLDER a run can go on\n")
+    model = MLP(2, hidden=(2,), likelihood=Bernoulli())
+    names = {"auto-normal.safetensors", "auto-delta.safetensors"}
+    found = {path.name: Posterior.load(path, model) for path in (tmp_path / FITS).iterdir()}
+    assert found.keys() == names
+
+
+def fit_and_end(*args: Any) -> Any:
+    """One fit of several, in whose evaluation the process ends, as where memory is short."""
+    with mock.patch("pyro_bnn.cli.runs.evaluate_now", side_effect=lambda *args: os._exit(3)):
+        return _fit_one(*args)
+
+
+def fit_beside(plan: Any, rows: Any, seed: int, name: str, *args: Any) -> Any:
+    """One fit of several; that of AutoDelta ends so."""
+    fit = fit_and_end if name == "AutoDelta" else _fit_one
+    return fit(plan, rows, seed, name, *args)
+
+
+@pytest.mark.skipif(joblib.cpu_count() < 2, reason="two processes need two cores")
+@pytest.mark.usefixtures("no_draws")
+def test_a_process_that_is_killed_in_an_evaluation_leaves_its_fit_and_the_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyro_bnn.cli.runs._fit_one", fit_beside)
+    code, _, err = run(*TWO, "--jobs", "2", "--out", tmp_path)
+    assert code == 1
+    assert err.splitlines()[-1].startswith("pyro-bnn: AutoDelta: a process ended by itself")
+    assert methods_of(tmp_path) == ["AutoNormal"]
+    (text,) = lost_in(tmp_path)
+    assert text.startswith("AutoDelta has no row: a process ended by itself")
+    assert [path.name for path in (tmp_path / FITS).iterdir()] == ["auto-delta.safetensors"]
+
+
+@pytest.mark.usefixtures("no_draws")
+def test_an_error_that_was_not_foreseen_is_shown_whole_and_the_method_is_one_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NUTS, "run", raises(ZeroDivisionError("a mistake")))
-    with pytest.raises(ZeroDivisionError, match="a mistake"):
-        run(*NUTS_TOO, "--out", tmp_path)
-    assert [path.name for path in (tmp_path / FITS).iterdir()] == ["auto-normal.safetensors"]
-    model = MLP(2, hidden=(2,), likelihood=Bernoulli())
-    assert Posterior.load(tmp_path / FITS / "auto-normal.safetensors", model).seed == 0
+    code, _, err = run(*NUTS_TOO, "--out", tmp_path)
+    note, where, *_, error, line = err.splitlines()
+    assert note == "pyro-bnn: note: this error was not foreseen; please report it:"
+    assert where == "Traceback (most recent call last):"
+    assert error == "ZeroDivisionError: a mistake"
+    assert (code, line) == (1, "pyro-bnn: NUTS: ZeroDivisionError: a mistake")
+    assert methods_of(tmp_path) == ["AutoNormal"]
+    assert lost_in(tmp_path) == ["NUTS has no row: ZeroDivisionError: a mistake."]
 
 
 def test_the_only_method_that_runs_out_of_memory_is_told_in_one_line(

@@ -30,6 +30,7 @@ from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior.provenance import Provenance, one_of_processes
+from pyro_bnn.report.compare import Alone
 from pyro_bnn.report.splits.table import LARGEST, averaged
 
 
@@ -216,7 +217,9 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
 
     def fit() -> tuple[dict[str, Any], dict[str, str]]:
         ran.clear()
-        done = plan.fit_side_by_side(models, rows, 0, EndedFits(tmp_path, engines), 2)
+        ended, evaluated = EndedFits(tmp_path, engines), dict[str, Alone]()
+        done = plan.fit_side_by_side(models, rows, 0, ended, 2, evaluated)
+        assert evaluated.keys() == ended.paths.keys()
         return fits.fit_all(
             engines, models, rows, seed=0, progress=False, say=str, saves=None, done=done
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ from pyro_bnn.program.random_state import isolated
 
 if TYPE_CHECKING:
     from pyro_bnn.report.verdicts.verdict import Verdict
+
+logger = logging.getLogger("pyro_bnn")
 
 MANY_NUMBERS = 500_000  # of the inputs: 640 images of 28 x 28, or 50,000 rows of 10 columns
 ROWS_OF_MANY = 256
@@ -94,6 +97,7 @@ def fit_all(
     only: str | None = None,
     done: Mapping[str, Callable[[], Posterior]] | None = None,
     ended: EndedFits | None = None,
+    then: Callable[[str, Posterior], object] | None = None,
 ) -> tuple[dict[str, Posterior], dict[str, str]]:
     """Run the engines one after another; one that fails does not stop the others.
 
@@ -112,6 +116,7 @@ def fit_all(
         done: By name, what gives the posterior of a method that has run elsewhere, or raises what
             that run raised.
         ended: Keeps each fit as it ends.
+        then: Gets each posterior, before the next engine runs.
 
     Returns:
         The posteriors by name, and why the others have none: one diverged, was refused, took more
@@ -156,6 +161,9 @@ def fit_all(
             if len(engines) == 1:
                 raise error if isinstance(error, BNNError) else BNNError(why) from error
             lost[name] = why
+            continue
+        if then is not None:
+            then(name, posteriors[name])
     if not posteriors:
         raise DivergenceError("; ".join(f"{name}: {why}" for name, why in lost.items()))
     return posteriors, lost
@@ -164,14 +172,14 @@ def fit_all(
 def why_lost(error: Exception) -> str:
     """Why there is no fit, or no evaluation of it, in terms of the command's options.
 
-    Raises:
-        Exception: The error, if it is one of a program.
+    Of an error that is none of this package a note has the traceback.
     """
     if is_exceeded(error):
         return TOO_LARGE
     if isinstance(error, BNNError):
         return str(error)
-    raise error
+    logger.warning("this error was not foreseen; please report it:", exc_info=error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list[Verdict]:

@@ -19,6 +19,7 @@ import typer
 from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits, networks, side_by_side
 from pyro_bnn.cli import saves as resuming
+from pyro_bnn.cli.evaluated import evaluate_now
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.cli.kept import EndedFits, write_or_rescue
 from pyro_bnn.cli.methods import Auto, Method, comma_parts
@@ -41,7 +42,7 @@ from pyro_bnn.report import (
     compare_runs,
     reference,
 )
-from pyro_bnn.report.compare import compare_all
+from pyro_bnn.report.compare import Alone, compare_all
 from pyro_bnn.report.output.names import file_names
 from pyro_bnn.report.output.netcdf import Compared, tree_of
 
@@ -50,6 +51,18 @@ MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
 UNKEPT = "its fit ended, but no folder could be written to for it; a note says why"
 LOOKED_FOR = "reference"  # what a reference is called before its engine is known
 STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
+
+
+class Fitted(NamedTuple):
+    """What a process made of one method.
+
+    Attributes:
+        file: That of the fit, or what it holds.
+        alone: What the fit came to by itself.
+    """
+
+    file: Path | bytes
+    alone: Alone
 
 
 class Reported(NamedTuple):
@@ -158,8 +171,8 @@ class Plan:
     ) -> Reported:
         """Fits all methods, compares them and writes the report.
 
-        A fit is on disk as soon as it has ended. A method that fails, in its fit or in what is
-        made of it, is one less.
+        A fit is on disk as soon as it has ended, and is evaluated then. A method that fails, in its
+        fit or in what is made of it, is one less.
 
         Args:
             models: The network of each method.
@@ -175,16 +188,23 @@ class Plan:
             OtherRunError: If a checkpoint is of another run.
         """
         ended = EndedFits(out, self.methods)
-        done = None
+        done, alone = None, dict[str, Alone]()
         if num_processes > 1 or self.backend is not None:
-            done = self.fit_side_by_side(models, rows, seed, ended, num_processes)
-        posteriors, lost = self.fit(models, rows, seed, say=self.say, done=done, ended=ended)
+            done = self.fit_side_by_side(models, rows, seed, ended, num_processes, alone)
+
+        def evaluate(name: str, posterior: Posterior) -> None:
+            if name not in alone:
+                alone[name] = evaluate_now(self.engines, name, posterior, rows, seed, self.say)
+
+        posteriors, lost = self.fit(
+            models, rows, seed, say=self.say, done=done, ended=ended, then=evaluate
+        )
         judge = self.reference if self.reference in posteriors else None
         if isinstance(self.reference, Auto):
             judge = self.look(self.reference, models, rows, seed, posteriors, lost)
         self.say("Comparing ...")
         comparison = compare_all(
-            posteriors, rows, lost, reference=judge, seed=seed, reason_of=why_lost
+            posteriors, rows, lost, reference=judge, seed=seed, reason_of=why_lost, alone=alone
         )
 
         def save(folder: Path) -> None:
@@ -256,8 +276,17 @@ class Plan:
         seed: int,
         ended: EndedFits,
         num_processes: int,
+        alone: dict[str, Alone],
     ) -> dict[str, Callable[[], Posterior]]:
         """Run engines in processes, the longest first, but for those that wait for another fit.
+
+        Args:
+            models: The network of each method.
+            rows: Training and held-out rows.
+            seed: Seed of all fits and draws.
+            ended: Keeps each fit as it ends.
+            num_processes: Fits at a time.
+            alone: Gets what each fit comes to by itself: its process evaluates it.
 
         Returns:
             For :func:`fits.fit_all`, what loads each posterior, or raises why there is none.
@@ -271,17 +300,19 @@ class Plan:
         }
         names = sorted(seconds, key=lambda name: -seconds[name])
         fit = _fit_one if self.backend is None else _fit_one_elsewhere
-        tasks: dict[str, Callable[[Say], str | bytes | Path]] = {
+        tasks: dict[str, Callable[[Say], str | Fitted]] = {
             name: partial(fit, self, rows, seed, name, ended) for name in names
         }
         reasons: dict[str, str] = {}
         for name, found in self.do(tasks, num_processes, _killed).items():
-            if isinstance(found, bytes):
-                ended.keep(name, partial(_write, found))
-            elif isinstance(found, Path):
-                ended.paths[name] = found
-            else:
+            if isinstance(found, str):
                 reasons[name] = found
+                continue
+            alone[name] = found.alone
+            if isinstance(found.file, bytes):
+                ended.keep(name, partial(_write, found.file))
+            else:
+                ended.paths[name] = found.file
         return {name: partial(_outcome, ended, name, models[name], reasons) for name in names}
 
     def save_beside(
@@ -372,25 +403,32 @@ def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: P
 
 def _fit_one(
     plan: Plan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
-) -> str | Path:
-    """One fit of a plan: its file, or the reason why there is none."""
+) -> str | Fitted:
+    """One fit of a plan: its file and what it came to, or the reason why there is no file."""
     with plain_notes():
         try:
-            plan.fit(plan.models(rows, seed), rows, seed, say=say, only=name, ended=ended)
+            posteriors, _ = plan.fit(
+                plan.models(rows, seed), rows, seed, say=say, only=name, ended=ended
+            )
         except DivergenceError as error:
             return str(error).removeprefix(f"{name}: ")
-    return ended.paths.get(name, UNKEPT)
+        if name not in ended.paths:
+            return UNKEPT
+        alone = evaluate_now(plan.engines, name, posteriors[name], rows, seed, say)
+    return Fitted(ended.paths[name], alone.without_posterior())
 
 
 def _fit_one_elsewhere(
     plan: Plan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
-) -> str | bytes:
+) -> str | Fitted:
     """As :func:`_fit_one`, but what it saves is returned: there may be no disk of both."""
     del ended
     with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:
         own = EndedFits(Path(folder), plan.methods)
         found = _fit_one(plan.again(), rows, seed, name, own, say)
-        return found.read_bytes() if isinstance(found, Path) else found
+        if isinstance(found, str) or isinstance(found.file, bytes):
+            return found
+        return found._replace(file=found.file.read_bytes())
 
 
 def run_all(

@@ -8,14 +8,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.evaluation.comparison import Evaluations
-from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate, reference_draws
+from pyro_bnn.report.evaluation.evaluate import (
+    Evaluation,
+    evaluate,
+    reference_draws,
+    with_distances,
+)
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names, tutorial_from, warn_of_others
 from pyro_bnn.report.saved.file_posterior import FilePosterior
@@ -28,6 +33,26 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
     from pyro_bnn.report.plots.figures import Figures
+
+
+class Alone(NamedTuple):
+    """What a posterior comes to by itself, before it is compared with others.
+
+    Attributes:
+        num_draws: Draws that it was to have.
+        entry: Its numbers; None if there are none.
+        why: Why there are none.
+    """
+
+    num_draws: int
+    entry: Evaluation | None
+    why: str = ""
+
+    def without_posterior(self) -> Alone:
+        """The numbers, for a process that loads the posterior itself."""
+        nothing: Any = None
+        entry = self.entry and dataclasses.replace(self.entry, posterior=nothing)
+        return self._replace(entry=entry)
 
 
 class Comparison(Evaluations):
@@ -203,6 +228,7 @@ def compare_all(
     num_samples: int = 1000,
     seed: int = 0,
     reason_of: Callable[[Exception], str] | None = None,
+    alone: dict[str, Alone] | None = None,
 ) -> Comparison:
     """As :func:`compare`, with verdicts on methods that have no row.
 
@@ -213,8 +239,9 @@ def compare_all(
         reference: Name of the reference, or None.
         num_samples: Draws of every method.
         seed: Seed of all draws.
-        reason_of: Such a reason by its error, which it raises again where that is to end all; None
-            raises each.
+        reason_of: Such a reason by its error; None raises each.
+        alone: What posteriors come to by themselves, from :func:`evaluate_alone`, which is taken
+            out of it; one that had another number of draws, or is not there, is evaluated here.
 
     Raises:
         DivergenceError: If no method can be evaluated.
@@ -240,18 +267,24 @@ def compare_all(
     evaluations: dict[str, Evaluation] = {}
     # the reference first: the others are measured against it
     for name in sorted(posteriors, key=lambda name: name != reference):
-        try:
-            entry = evaluate(
-                name, posteriors[name], split, num_draws=num_draws, seed=seed, reference=judge
+        own, posterior = (alone or {}).pop(name, None), posteriors[name]
+        if own is None or own.num_draws != num_draws:
+            own = evaluate_alone(
+                name, posterior, split, num_draws=num_draws, seed=seed, reason_of=reason_of
             )
-            if name == reference and entry.held_out.has_mean:
+        if own.entry is None:
+            lost[name] = own.why
+            continue
+        entry = dataclasses.replace(own.entry, posterior=posterior)
+        try:
+            if judge is not None:
+                entry = with_distances(entry, judge, split, num_draws=num_draws, seed=seed)
+            elif name == reference and entry.held_out.has_mean:
                 judge = reference_draws(
-                    posteriors[name], split, num_draws=num_draws, seed=seed, probes=probes
+                    posterior, split, num_draws=num_draws, seed=seed, probes=probes
                 )
         except Exception as error:
-            if reason_of is None:
-                raise
-            lost[name] = f"its fit cannot be evaluated: {reason_of(error)}"
+            lost[name] = _why(error, reason_of)
             continue
         evaluations[name] = entry
         if name == reference and entry.held_out.has_mean:
@@ -272,6 +305,29 @@ def compare_all(
         probes=probes,
         lost=lost,
     )
+
+
+def evaluate_alone(
+    name: str,
+    posterior: PosteriorLike,
+    split: Split,
+    *,
+    num_draws: int,
+    seed: int,
+    reason_of: Callable[[Exception], str] | None = None,
+) -> Alone:
+    """Evaluates one posterior, before or among others; arguments as of :func:`compare_all`."""
+    try:
+        entry = evaluate(name, posterior, split, num_draws=num_draws, seed=seed)
+    except Exception as error:
+        return Alone(num_draws, None, _why(error, reason_of))
+    return Alone(num_draws, entry)
+
+
+def _why(error: Exception, reason_of: Callable[[Exception], str] | None) -> str:
+    if reason_of is None:
+        raise error
+    return f"its fit cannot be evaluated: {reason_of(error)}"
 
 
 def check_names(names: Iterable[object]) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pyro_bnn import arviz_io
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError, UnknownNameError
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.compare import common_draws
+from pyro_bnn.report.compare import Alone, common_draws, compare_all, evaluate_alone
 from tests.report.conjugate import LinearPosterior, regression_split
 
 
@@ -63,6 +66,39 @@ def test_the_table_has_the_draws_that_were_taken() -> None:
     comparison = compare(posteriors, split, num_samples=10)
     assert comparison.table["draws"].to_dict() == {"4 chains": 8, "3 chains": 9}
     assert "8 to 9 draws each" in comparison.summary()
+
+
+@pytest.mark.parametrize("before", [600, 1_000])
+def test_posteriors_that_were_evaluated_before_have_the_numbers_of_all_at_once(before: int) -> None:
+    """With the draws that all have in common, 600, or with others; the reference comes last."""
+    split = regression_split()
+    posteriors = {
+        "a": LinearPosterior(split, spread=0.7),
+        "MAP": LinearPosterior(split, "AutoDelta", spread=0.0),
+        "cauchy": LinearPosterior(split, moments="none"),
+        "NUTS": LinearPosterior(split, "NUTS", "NUTS", stored=600, num_chains=3),
+    }
+    alone: dict[str, Alone] = {}
+    for name, posterior in posteriors.items():
+        own = evaluate_alone(name, posterior, split, num_draws=before, seed=3)
+        alone[name] = pickle.loads(pickle.dumps(own.without_posterior()))  # as of a process
+    first = compare_all(posteriors, split, {}, reference="NUTS", seed=3, alone=alone)
+    assert alone == {}
+    whole = compare(posteriors, split, reference="NUTS", seed=3)
+    assert set(whole.table["draws"]) == {1, 600}
+    pd.testing.assert_frame_equal(first.table, whole.table, check_exact=True)
+    assert first.verdicts == whole.verdicts
+    assert all(entry.posterior is posteriors[name] for name, entry in first.evaluations.items())
+
+
+def test_posteriors_that_were_evaluated_before_are_not_evaluated_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split = regression_split()
+    posterior = LinearPosterior(split)
+    alone = {"a": evaluate_alone("a", posterior, split, num_draws=1_000, seed=0)}
+    monkeypatch.setattr(import_module("pyro_bnn.report.compare"), "evaluate", None)
+    assert compare_all({"a": posterior}, split, {}, alone=alone).num_draws == 1_000
 
 
 def test_the_verdicts_are_text(regression: Comparison) -> None:

@@ -44,9 +44,10 @@ def compare(
     --checkpoint saves each method in a folder of its own: with --resume those that were done are
     not fitted again, and the one that was stopped goes on, on one machine to the same numbers.
 
-    A fit that has ended is in FOLDER/fits until the report has its draws. A method that diverges,
-    is refused, or runs out of memory is one row less, with a verdict, and the exit code is 1 though
-    the report is there. Where FOLDER fails, another is named that has all of it.
+    A fit that has ended is evaluated, and is in FOLDER/fits until the report has its draws. A
+    method that diverges, is refused, or runs out of memory is one row less, with a verdict, and the
+    exit code is 1 though the report is there. Where FOLDER fails, another is named that has all of
+    it.
     """
     compared.start_server(how)
 

@@ -100,9 +100,8 @@ def evaluate(
     *,
     num_draws: int,
     seed: int,
-    reference: ReferenceDraws | None = None,
 ) -> Evaluation:
-    """Evaluates one posterior.
+    """Evaluates one posterior by itself; :func:`with_distances` adds what needs a reference.
 
     Args:
         name: Name in the comparison.
@@ -111,8 +110,6 @@ def evaluate(
             what needs all draws of a row is at some of them.
         num_draws: Draws for every method of the comparison.
         seed: Seed of the draws.
-        reference: Marginals of the reference by chain, from `reference_draws`; None for the
-            reference itself, without one, and where its predictive mean does not exist.
     """
     stored = posterior.num_stored_draws
     available = num_draws if stored is None else min(num_draws, stored)
@@ -120,22 +117,10 @@ def evaluate(
     scores = held_out(posterior, rows, available, seed, split.test)
     available = len(scores.function_draws)  # chains give equally many
     checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
-    at_rows = off_data = None
     notes = scores.notes + checks.notes
     if (atoms := posterior.num_atoms) is not None and not scores.is_point:
         available = min(atoms, available)
         notes += (f"all draws of y come from {available} functions of equal weight",)
-    if reference is not None and not scores.has_mean:
-        notes += ("no distance and no sd ratio: its spread has no finite mean or sd",)
-    elif reference is not None:
-        f = scores.function_draws
-        at_rows = _against(f, reference.rows, rows, is_point=scores.is_point)
-        if reference.probes is not None and reference.at is not None:
-            draws = len(f)
-            f = to_numpy(posterior.function_draws(reference.at, num_samples=draws, seed=seed))
-            off_data = _against(
-                f, reference.probes, split, is_point=scores.is_point, counts=reference.counts
-            )
     return Evaluation(
         name=name,
         posterior=posterior,
@@ -145,10 +130,38 @@ def evaluate(
         below_zero=0.0
         if scores.interval is None
         else share_below_zero(split, scores.interval, scores.negative),
-        at_rows=at_rows,
-        off_data=off_data,
         notes=notes,
     )
+
+
+def with_distances(
+    entry: Evaluation, reference: ReferenceDraws, split: Split, *, num_draws: int, seed: int
+) -> Evaluation:
+    """Adds how far a method is from the reference.
+
+    Args:
+        entry: The numbers of the method by itself.
+        reference: Marginals of the reference by chain, from `reference_draws`.
+        split: The data.
+        num_draws: Draws for every method of the comparison.
+        seed: Seed of the draws.
+    """
+    scores, off_data = entry.held_out, None
+    if not scores.has_mean:
+        note = "no distance and no sd ratio: its spread has no finite mean or sd"
+        return replace(entry, notes=(*entry.notes, note))
+    f, rows = scores.function_draws, split_with_draws(split, num_draws)
+    at_rows = _against(f, reference.rows, rows, is_point=scores.is_point)
+    if reference.probes is not None and reference.at is not None:
+        draws = entry.posterior.function_draws(reference.at, num_samples=len(f), seed=seed)
+        off_data = _against(
+            to_numpy(draws),
+            reference.probes,
+            split,
+            is_point=scores.is_point,
+            counts=reference.counts,
+        )
+    return replace(entry, at_rows=at_rows, off_data=off_data)
 
 
 def _against(
