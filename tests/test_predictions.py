@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 import re
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -537,8 +538,9 @@ def test_fields_and_ends_of_lines_come_back(
     """What the module csv reads in the file it reads in what is written too."""
     path, own = tmp_path / "new.csv", table(1, 5)[["area", "town"]].assign(id=name)
     with path.open("w", newline="") as file:
-        quoting = csv.QUOTE_ALL if {"\r", "\n"} & set(name) else csv.QUOTE_MINIMAL
-        writer = csv.writer(file, delimiter=separator, lineterminator=end, quoting=quoting)
+        make = partial(csv.writer, file, delimiter=separator, lineterminator=end)
+        has_ends = not {"\r", "\n"}.isdisjoint(name)
+        writer = make(quoting=csv.QUOTE_ALL) if has_ends else make()
         writer.writerows([list(own), *own.astype(str).to_numpy().tolist()])
         file.write(end)  # a blank line
     text = "".join(predict_file(houses, path).text())
