@@ -296,6 +296,31 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert "AutoDelta has 1 of 2 runs" in out
 
 
+@pytest.mark.usefixtures("bare_reports")
+def test_a_run_whose_report_needs_more_memory_than_there_is_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save: Any = report.Comparison.save
+
+    def save_some(self: report.Comparison, *args: Any, **options: Any) -> Path:
+        if self.seed == 0:
+            raise MemoryError
+        found: Path = save(self, *args, **options)
+        return found
+
+    monkeypatch.setattr(report.Comparison, "save", save_some)
+    code, out, err = run(
+        *MOONS, "--methods", "auto-delta", "--seeds", "0,1", "--jobs", "1", "--out", tmp_path
+    )
+    assert code == 1
+    assert "No comparison: there is not enough memory: fewer rows" in out
+    assert err.startswith("pyro-bnn: split 0, seed 0: AutoDelta: there is not enough memory")
+    assert "AutoDelta has 1 of 2 runs" in out
+    assert [path.name for path in tmp_path.glob("split-0-seed-0/fits/*")] == [
+        "auto-delta.safetensors"
+    ]
+
+
 @pytest.mark.usefixtures("bare_reports", "plainly_beside")
 def test_a_backend_of_joblib_does_the_runs_and_does_them_again_from_their_checkpoints(
     four: tuple[Result, Path], tmp_path: Path

@@ -13,9 +13,10 @@ import torch
 
 from pyro_bnn.cli import runs as running
 from pyro_bnn.cli.methods import Auto, find_methods, find_reference
-from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.infer import NUTS
 from pyro_bnn.report.ladder.rungs import Rung
+from pyro_bnn.report.output.names import FITS
 from tests.command_line import run
 
 QUICK = ("compare", "--data", "diabetes", "--max-rows", "40", "--hidden", "2", "--steps", "50")
@@ -90,6 +91,55 @@ def test_where_no_engine_has_draws_the_other_methods_are_reported(
     assert "reference: no rung of the ladder has draws: NUTS: none" in err
     assert "No reference: no rung of the ladder has draws" in out
     assert list(pd.read_csv(tmp_path / "table.csv", index_col=0).index) == ["AutoNormal"]
+
+
+@pytest.mark.slow("whole comparisons")
+@pytest.mark.usefixtures("no_pictures")
+def test_where_the_search_fails_the_other_methods_are_reported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not where its checkpoint is of another run: that is told before anything is written."""
+    options = ("--methods", "auto-delta", "--reference", "auto", "--out", tmp_path / "out")
+    found: list[str] = []
+    for error in (MemoryError(), SiteError("no engine serves the model"), RuntimeError("no")):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(running, "reference", fail)
+        code, _, err = run(*QUICK, *options)
+        assert code == 1
+        assert list(pd.read_csv(tmp_path / "out" / "table.csv")["method"]) == ["AutoDelta"]
+        found.append(err.splitlines()[-1].removeprefix("pyro-bnn: reference: "))
+    assert found[0].startswith("there is not enough memory")
+    assert found[1:] == ["no engine serves the model", "RuntimeError: no"]
+    code, *_ = run(*QUICK, *options, "--checkpoint", tmp_path / "saved")
+    assert code == 1
+
+    def other(*_: Any, **__: Any) -> None:
+        raise OptionError("the checkpoint is of another run")
+
+    monkeypatch.setattr(running, "reference", other)
+    code, _, err = run(*QUICK, *options, "--checkpoint", tmp_path / "saved", "--resume")
+    assert code == 2
+    assert err.endswith("pyro-bnn: the checkpoint is of another run\n")
+
+
+@pytest.mark.slow("a whole comparison")
+@pytest.mark.usefixtures("no_pictures", "short_ladder")
+def test_a_reference_that_was_found_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "compare_all", fail)
+    of_nuts = ("--warmup", "20", "--samples", "20")
+    options = ("--methods", "nuts,auto-delta", *of_nuts, "--reference", "auto", "--out", tmp_path)
+    assert run(*QUICK, *options).code == 130
+    assert {path.name for path in (tmp_path / FITS).iterdir()} == {
+        "nuts.safetensors", "auto-delta.safetensors", "nuts-reference.safetensors",
+    }  # fmt: skip
 
 
 @pytest.mark.slow("whole comparisons")

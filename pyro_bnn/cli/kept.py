@@ -73,7 +73,7 @@ class EndedFits:
     Args:
         out: Folder of the output. They are in its folder ``fits``; one that cannot be written there
             is in another folder, which a note names.
-        methods: All names of the methods.
+        methods: All names of the methods, but for that of a reference that is yet to be found.
         prefix: Of their files.
 
     Attributes:
@@ -91,6 +91,8 @@ class EndedFits:
             name: The method.
             write: Writes its file.
         """
+        if name not in self._stems:
+            self._stems |= file_names([*self._stems, name])
         file = f"{self._prefix}{self._stems[name]}.safetensors"
         folder, why = write_or_rescue(self._folder, lambda folder: write(folder / file))
         if folder is not None:  # else it is in memory alone

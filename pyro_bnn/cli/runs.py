@@ -28,7 +28,7 @@ from pyro_bnn.cli.saves import OtherRunError, Saves
 from pyro_bnn.cli.side_by_side import Say
 from pyro_bnn.cli.terminal import given, plain_notes
 from pyro_bnn.data import Split
-from pyro_bnn.errors import BNNError, DivergenceError, OptionError
+from pyro_bnn.errors import DataError, DivergenceError, OptionError, SiteError
 from pyro_bnn.files.atomic import made_folder, written
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.mcmc.nuts import NUTS
@@ -201,7 +201,7 @@ class Plan:
         )
         judge = self.reference if self.reference in posteriors else None
         if isinstance(self.reference, Auto):
-            judge = self.look(self.reference, models, rows, seed, posteriors, lost)
+            judge = self.look(self.reference, models, rows, seed, posteriors, lost, ended)
         self.say("Comparing ...")
         comparison = compare_all(
             posteriors, rows, lost, reference=judge, seed=seed, reason_of=why_lost, alone=alone
@@ -235,6 +235,7 @@ class Plan:
         seed: int,
         posteriors: dict[str, Posterior],
         lost: dict[str, str],
+        ended: EndedFits,
     ) -> str | None:
         """Look for a reference on the network of the command, and add it to the posteriors.
 
@@ -245,6 +246,7 @@ class Plan:
             seed: Seed of all runs.
             posteriors: Those of the methods; gets that of the reference, by the name of its engine.
             lost: Gets the reason where there is none.
+            ended: Keeps it.
 
         Returns:
             Its name, or None where no engine has draws.
@@ -261,12 +263,15 @@ class Plan:
                 checkpoint=saves.checkpoint,
                 resume=saves.resume,
             )
-        except DivergenceError as error:
-            self.say(f"No reference: {error}")
-            lost[LOOKED_FOR] = str(error)
+        except Exception as error:
+            if saves.resume and isinstance(error, (DataError, OptionError, SiteError)):
+                raise  # its checkpoint is of another run
+            lost[LOOKED_FOR] = why_lost(error)
+            self.say(f"No reference: {lost[LOOKED_FOR]}")
             return None
         name = found.method if found.method not in posteriors else f"{found.method} ({LOOKED_FOR})"
         posteriors[name] = found
+        ended.keep(name, found.save)
         return name
 
     def fit_side_by_side(
@@ -320,7 +325,7 @@ class Plan:
     ) -> None:
         """Save a comparison; processes write the draws of fits that are on disk meanwhile."""
         compared, files = Compared.by(comparison), comparison.draws_files(made_folder(out))
-        beside = [name for name in files if name in ended.paths]
+        beside = [name for name in files if name in ended.paths and name in self.engines]
         with side_by_side.processes(num_processes, torch.get_num_threads()) as pool:
             begun = {
                 name: pool.submit(
@@ -412,6 +417,10 @@ def _fit_one(
             )
         except DivergenceError as error:
             return str(error).removeprefix(f"{name}: ")
+        except OtherRunError:
+            raise
+        except Exception as error:
+            return why_lost(error)
         if name not in ended.paths:
             return UNKEPT
         alone = evaluate_now(plan.engines, name, posteriors[name], rows, seed, say)
@@ -589,9 +598,10 @@ def _run(plan: Plan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
         done = own.run(plan.models(rows, seed), rows, seed, folder)
     except OtherRunError:
         raise
-    except BNNError as error:
-        plan.say(f"No comparison: {error}")
-        return _lost(plan, rows, seed, str(error))
+    except Exception as error:
+        why = why_lost(error)
+        plan.say(f"No comparison: {why}")
+        return _lost(plan, rows, seed, why)
     return Run.of(done.comparison, done.lost), done.why
 
 

@@ -131,6 +131,19 @@ class Ranked:
         return self.p_value <= FAMILY_WISE_ERROR
 
 
+def check_scores(name: str, scores: Float[np.ndarray, " N"]) -> None:
+    """Check that the scores of a method are numbers.
+
+    Raises:
+        DataError: If one is NaN.
+    """
+    if np.isnan(scores).any():
+        raise DataError(
+            f"the scores of {name!r} hold {int(np.isnan(scores).sum())} NaN of {len(scores)}: its "
+            "log-likelihood is undefined there; check the fit before comparing"
+        )
+
+
 def rank(
     scores: Mapping[str, Float[np.ndarray, " N"]],
     monte_carlo: Mapping[str, float] | None = None,
@@ -184,11 +197,7 @@ def rank(
     if not scores:
         raise DataError("no scores to rank: give at least one method")
     for name, score in scores.items():
-        if np.isnan(score).any():
-            raise DataError(
-                f"the scores of {name!r} hold {int(np.isnan(score).sum())} NaN of {len(score)}: "
-                "its log-likelihood is undefined there; check the fit before comparing"
-            )
+        check_scores(name, score)
     errors = dict.fromkeys(scores, 0.0) | dict(monte_carlo or {})
     means = {name: float(np.mean(score)) for name, score in scores.items()}
     names = sorted(scores, key=lambda name: -means[name])

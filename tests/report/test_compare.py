@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor
 
 from pyro_bnn import arviz_io
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError, UnknownNameError
@@ -25,6 +27,15 @@ class Atom(LinearPosterior):
     @property
     def num_atoms(self) -> int:  # type: ignore[override]
         return 1
+
+
+class Undefined(LinearPosterior):
+    """Its densities are no numbers."""
+
+    def predict(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        found = super().predict(x, *args, **options)
+        found.log_prob = lambda y: torch.full([len(y)], torch.nan)
+        return found
 
 
 def test_the_same_posterior_twice_is_tied_and_at_distance_zero_of_itself() -> None:
@@ -200,6 +211,20 @@ def test_one_draw_is_taken_of_point_estimates_alone() -> None:
             compare(posteriors, split, num_samples=asked)
     entry = compare({"point": Atom(split, spread=0.0)}, split, num_samples=1).evaluations["point"]
     assert entry.held_out.is_point
+
+
+def test_an_undefined_score_of_one_method_is_one_row_less() -> None:
+    split = regression_split()
+    posteriors = {"bad": Undefined(split), "good": LinearPosterior(split)}
+    lost: dict[str, str] = {}
+    found = compare_all(posteriors, split, lost, reason_of=str)
+    assert list(found.evaluations) == ["good"]
+    assert list(lost) == ["bad"]
+    assert lost["bad"].startswith(
+        "its fit cannot be evaluated: the scores of 'bad' hold 60 NaN of 60: its log-likelihood is"
+    )
+    with pytest.raises(DataError, match="the scores of 'bad' hold 60 NaN of 60"):
+        compare(posteriors, split)
 
 
 def test_an_undefined_score_is_refused_by_name() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pyro_bnn.diagnostics.probes import Probes
+from pyro_bnn.diagnostics.ranking import check_scores
 from pyro_bnn.diagnostics.reference import ReferenceDistance, reference_distance
 from pyro_bnn.diagnostics.row_by_row import RowByRow, mean_shift, sd_ratio
 from pyro_bnn.posterior.rows import rows_with_draws
@@ -110,11 +111,15 @@ def evaluate(
             what needs all draws of a row is at some of them.
         num_draws: Draws for every method of the comparison.
         seed: Seed of the draws.
+
+    Raises:
+        DataError: If a held-out log score is NaN.
     """
     stored = posterior.num_stored_draws
     available = num_draws if stored is None else min(num_draws, stored)
     rows = split_with_draws(split, num_draws)
     scores = held_out(posterior, rows, available, seed, split.test)
+    check_scores(name, scores.log_score)
     available = len(scores.function_draws)  # chains give equally many
     checks = fit_checks(posterior, split, available, seed, is_point=scores.is_point)
     notes = scores.notes + checks.notes
