@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ from pyro_bnn.errors import BNNWarning, ModelError
 from pyro_bnn.program.program import Program
 
 Function = Callable[[Tensor, Tensor], Tensor]
+
+
+WEIGHTS = dist.Normal(torch.zeros(2), 1.0).to_event(1)
 
 
 def linear(function: Function) -> Any:
@@ -45,8 +49,24 @@ def under_no_grad(x: Tensor, w: Tensor) -> Tensor:
         lambda x, w: (x @ w).detach(),
         lambda x, w: torch.from_numpy(x.numpy() @ w.detach().numpy()),
         under_no_grad,
+        lambda x, w: x @ w.round(),
+        lambda x, w: x @ w.sign(),
+        lambda x, w: (x @ w).floor(),
+        lambda x, w: x @ (w.detach() + 0 * w),
+        lambda x, w: x @ (w + (w.round() - w).detach()),
+        lambda x, w: x @ (w + (w.sign() - w).detach()),
     ],
-    ids=["detach", "numpy", "no_grad"],
+    ids=[
+        "detach",
+        "numpy",
+        "no_grad",
+        "round",
+        "sign",
+        "floor",
+        "times 0",
+        "straight-through",
+        "binary",
+    ],
 )
 def test_a_likelihood_without_a_gradient_is_refused_by_the_site(function: Function) -> None:
     with pytest.raises(ModelError, match="depends on 'w' and has no gradient"):
@@ -61,8 +81,9 @@ def test_a_likelihood_without_a_gradient_is_refused_by_the_site(function: Functi
         lambda x, w: x @ w + torch.arange(len(x)),
         lambda x, w: x @ w if len(x) > 5 else -x @ w,
         lambda x, w: x.softmax(0) @ w,
+        lambda x, w: x @ w * (2 if len(x) > 20 else 1),
     ],
-    ids=["mean", "sort", "number", "branch", "softmax"],
+    ids=["mean", "sort", "number", "branch", "softmax", "branch at 20"],
 )
 def test_a_row_that_depends_on_others_is_refused(function: Function) -> None:
     with pytest.raises(ModelError, match="depends on other rows"):
@@ -84,6 +105,28 @@ def test_a_row_that_depends_on_a_few_others_is_refused(function: Function) -> No
     x[0, 0] = x[-1, 0] = 4.0
     with pytest.raises(ModelError, match="depends on other rows"):
         Program(linear(function), x, y)
+
+
+def test_a_model_that_knows_a_thousand_rows_from_fewer_is_refused() -> None:
+    x = torch.randn(5_000, 2, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ModelError, match="depends on other rows"):
+        Program(linear(lambda x, w: x @ w * (2 if len(x) > 1_000 else 1)), x, x[:, 0].clone())
+
+
+def test_a_scale_by_the_number_of_rows_is_refused_and_that_of_the_plate_is_not() -> None:
+    """Programs scale minibatches themselves, so that N / len(x) would count twice."""
+
+    def model(x: Tensor, y: Tensor | None = None, *, by_hand: bool = True) -> Any:
+        f = pyro.deterministic("f", x @ pyro.sample("w", WEIGHTS))
+        with (
+            pyro.plate("data", len(x) if by_hand else 30, None if by_hand else len(x)),
+            pyro.poutine.scale(scale=30 / len(x) if by_hand else 0.5),
+        ):
+            return pyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    with pytest.raises(ModelError, match="depends on other rows"):
+        Program(model, *rows())
+    Program(functools.partial(model, by_hand=False), *rows())
 
 
 def of_two(site: Any, function: Function, likelihood: Any = None) -> Any:
@@ -142,6 +185,33 @@ def test_rows_whose_f_differs_by_rounding_alone_are_apart(
     Program(of_two(site, function), *rows())
 
 
+def near_1e6(x: Tensor, w: Tensor) -> Tensor:
+    """Which float32 has in steps of 1/16."""
+    return 1e6 + x @ w
+
+
+@pytest.mark.parametrize(
+    ("site", "function", "likelihood"),
+    [
+        (dist.Normal(-5 * torch.ones(2), 0.1).to_event(1), lambda x, w: x @ w.relu(), None),
+        (WEIGHTS, lambda x, w: (1e5 * (x @ w)).clamp(-1, 1), None),
+        (WEIGHTS, lambda x, w: x @ torch.nn.functional.softshrink(w, 0.9), None),
+        (WEIGHTS, near_1e6, None),
+        (WEIGHTS, lambda x, w: x @ w, lambda f: dist.Uniform(f - 3, f + 3)),
+        (WEIGHTS, lambda x, w: 1e-8 * (x @ w), lambda f: dist.Normal(f, 1e-8)),
+        (WEIGHTS, lambda x, w: 0 * (x @ w), None),
+    ],
+    ids=["off", "steep", "shrunk", "far from 0", "bounded", "small", "times 0"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gradient_of_zero_and_one_of_which_rounding_shows_nothing_are_no_fault(
+    site: Any, function: Function, likelihood: Any, seed: int
+) -> None:
+    """Densities are continuous in w, or jump to 0: what changes them has a gradient somewhere."""
+    pyro.set_rng_seed(seed)
+    Program(of_two(site, function, likelihood), *rows())
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x, w: x.clamp_(-0.5, 0.5) @ w, lambda x, w: x.sub_(0.3) @ w],
@@ -181,7 +251,6 @@ def test_probabilities_that_are_taken_for_logits_are_warned_of(
         Program(model, POINTS, y)
 
 
-WEIGHTS = dist.Normal(torch.zeros(2), 1.0).to_event(1)
 CLASSES = dist.Normal(torch.zeros(2, 3), 1.0).to_event(2)
 
 

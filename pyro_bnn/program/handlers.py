@@ -293,9 +293,15 @@ def scale_of_rows(msg: Mapping[str, Any]) -> tuple[float, Tensor | None]:
     scale = msg["scale"]
     if not isinstance(scale, Tensor):
         return scale, None
-    plates = (frame for frame in msg["cond_indep_stack"] if frame.name == "data")
-    of_plate = math.prod(p.full_size / p.size for p in plates if p.full_size is not None)
+    of_plate = scale_of_plate(msg)
     return of_plate, scale / of_plate
+
+
+def scale_of_plate(msg: Mapping[str, Any]) -> float:
+    """What the plate ``"data"`` scales its rows by, where it has a size of its own."""
+    plates = (frame for frame in msg["cond_indep_stack"] if frame.name == "data")
+    sizes = [p.full_size / p.size for p in plates if p.full_size is not None]
+    return float(math.prod(sizes))
 
 
 def held_given_latents(run: Evaluate) -> frozenset[str]:

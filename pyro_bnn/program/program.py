@@ -6,6 +6,7 @@ they are independent of Pyro, can be batched with ``torch.func.vmap`` and captur
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ from pyro_bnn.program.model_facts import (
 from pyro_bnn.program.prior import prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.rows import FewRows
+from pyro_bnn.program.slopes import require_gradients
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import (
     Batch,
@@ -66,6 +68,9 @@ from pyro_bnn.sites import Site
 logger = logging.getLogger("pyro_bnn")
 
 T = TypeVar("T")
+
+MANY, NUM_NUMBERS = 2_000, 100_000
+"""Rows, and numbers of x, on which a model is run to see that its rows are apart."""
 
 
 class Program:
@@ -151,14 +156,13 @@ class Program:
                 self.params.values(),
             )
             self._writes_rows |= any(v._version > n for v, n in zip(row, versions, strict=False))
-            with torch.no_grad():  # as many rows as the trace: of any other number it may fail
-                many = self._run_at(values, x[: len(cast(Tensor, trace.f))], None, self.params)
+            many = self._at_many_rows(values, x, len(cast(Tensor, trace.f)))
             check_run(probe, many)
             if data_plate(probe.observed).size == 1:  # not of a size of its own
                 run = partial(self._run_at, params=self.params)
                 few = FewRows(run, self.constrain, self.initial, x, y)
                 few.require_apart(probe, many)
-                few.require_gradients()
+                require_gradients(few)
                 few.warn_of_probabilities()
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
@@ -592,6 +596,15 @@ class Program:
                 store=self._store,
                 output=output,
             )
+
+    def _at_many_rows(self, values: Mapping[str, Tensor], x: Tensor, num_rows: int) -> Evaluate:
+        """The model at the first rows: as many as cost little, else those that it was traced on."""
+        most = min(MANY, max(1, NUM_NUMBERS // max(1, x[0].numel())))
+        with torch.no_grad():
+            if most > num_rows:
+                with contextlib.suppress(Exception):
+                    return self._run_at(values, x[:most], None, self.params)
+            return self._run_at(values, x[:num_rows], None, self.params)
 
     def _split(self, z: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
         """Z ``[P]`` of a draw ``[P + Q]``, and the parameters with the Q values that it carries."""

@@ -1,7 +1,4 @@
-"""What a model says of a row is the row's own, and the likelihood has a gradient in its sites.
-
-Both are looked at on a few rows and one draw: that costs the same for millions of rows.
-"""
+"""What a model says of a row is the row's own, looked at on a few rows of millions and one draw."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import BNNWarning, ModelError
-from pyro_bnn.layers.dropout import IS_MASK_NOISE
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.handlers import Evaluate, log_prob, scale_of_rows
+from pyro_bnn.program.handlers import Evaluate, log_prob, scale_of_plate, scale_of_rows
 from pyro_bnn.program.random_state import seeded
 
 SOME = 8  # rows that are compared
@@ -36,27 +32,34 @@ class FewRows:
     """A model at one draw and a few rows, spread over all.
 
     Args:
-        run: The model at values of its sites, inputs and observations.
+        run: The model at values of its sites, inputs and observations, and ``output``, if any.
         constrain: Values of the sites out of z ``[P]``.
         z: The draw.
         x: Inputs, N rows.
         y: Their observations.
+
+    Attributes:
+        some: The few rows, and their observations.
+        start: The draw, with which the values have a graph.
+        values: Values of the sites there.
+        whole: The model at these values, on the few rows.
     """
 
     def __init__(
         self,
-        run: Callable[[Mapping[str, Tensor], Tensor, Tensor], Evaluate],
+        run: Callable[..., Evaluate],
         constrain: Callable[[Tensor], dict[str, Tensor]],
         z: Tensor,
         x: Tensor,
         y: Tensor,
     ) -> None:
         self._places = torch.linspace(0, len(x) - 1, min(len(x), SOME)).long().to(x.device)
-        self._some = x[self._places], y[self._places.to(y.device)]
-        self._run, self._constrain, self._z = run, constrain, z
+        self.some = x[self._places], y[self._places.to(y.device)]
+        self.run, self.constrain, self.z = run, constrain, z
         with torch.enable_grad():
-            self._values = constrain(z.detach().clone().requires_grad_())
-            self._whole = run(self._values, *self._some)
+            self.start = z.detach().clone().requires_grad_()
+            self.values = constrain(self.start)
+            self.whole = run(self.values, *self.some)
 
     def require_apart(self, first: Evaluate, many: Evaluate) -> None:
         """Check that f and the density of a row do not depend on other rows, nor on their order.
@@ -69,7 +72,7 @@ class FewRows:
             ModelError: If they do: in reverse order without the ends, alone, or among many.
         """
         all_rows = torch.arange(len(self._places), device=self._places.device)
-        sizes = self._some[0].flatten(1).float().square().sum(1)
+        sizes = self.some[0].flatten(1).float().square().sum(1)
         self._require_same(all_rows[:1], _of_rows(first))
         known = all_rows[self._places < len(cast(Tensor, many.f))]
         self._require_same(known, [cast(Tensor, many.f)[self._places[known]]])
@@ -77,12 +80,12 @@ class FewRows:
         for rows in (all_rows[1:-1].flip(0), sizes.argmin()[None], sizes.argmax()[None]):
             if len(rows):
                 with torch.no_grad():
-                    run = self._run(self._values, *(value[rows] for value in self._some))
+                    run = self.run(self.values, *(value[rows] for value in self.some))
                 self._require_same(rows, _of_rows(run))
 
     def _require_same(self, rows: Tensor, found: list[Tensor]) -> None:
         """Check that some of these rows have the f and the density that they have among all."""
-        for place, (values, other) in enumerate(zip(_of_rows(self._whole), found, strict=False)):
+        for place, (values, other) in enumerate(zip(_of_rows(self.whole), found, strict=False)):
             pair, rounding = (values[rows], other.detach()), (1 + 9 * place) * ROUNDING
             if _are_close(*pair, rounding):
                 continue
@@ -94,41 +97,11 @@ class FewRows:
 
         Far in a recurrent network of large weights, or one that solves a nearly singular system.
         """
-        x, y = self._some
+        x, y = self.some
         with torch.no_grad():
-            run = self._run(self._constrain(_shaken(self._z)), _shaken(x), y)
-        pairs = zip(_of_rows(run), _of_rows(self._whole), strict=True)
+            run = self.run(self.constrain(_shaken(self.z)), _shaken(x), y)
+        pairs = zip(_of_rows(run), _of_rows(self.whole), strict=True)
         return [MOST_NOISE * float((v - w).abs().nan_to_num(0, 0, 0).max()) for v, w in pairs]
-
-    def require_gradients(self) -> None:
-        """Check that the likelihood has a gradient in each site on which it depends.
-
-        Raises:
-            ModelError: If it depends on a site in which it has none; names it.
-        """
-        if torch.is_inference_mode_enabled():
-            return
-        with torch.enable_grad():
-            total = _densities(self._whole).sum()
-        names = [n for n in self._values if not self._whole.latent[n]["infer"].get(IS_MASK_NOISE)]
-        slopes: tuple[Tensor | None, ...] = (None,) * len(names)
-        if total.requires_grad:
-            try:
-                slopes = torch.autograd.grad(
-                    total, [self._values[name] for name in names], allow_unused=True
-                )
-            except RuntimeError:  # of an operation without a derivative; engines name it
-                return
-        flat = [name for name, slope in zip(names, slopes, strict=True) if slope is None]
-        moved = self._constrain(self._moved())
-        if not self._depends_on(moved, flat):
-            return
-        found = ", ".join(repr(name) for name in flat if self._depends_on(moved, [name]))
-        raise ModelError(
-            f"the likelihood depends on {found or ', '.join(map(repr, flat))} and has no gradient "
-            "in it, so that a fit would give its prior back: compute f from it without .detach(), "
-            "torch.no_grad(), NumPy or numbers of Python, and without comparisons and rounding"
-        )
 
     def warn_of_probabilities(self) -> None:
         """Warn where f are probabilities, and the likelihood takes them for logits.
@@ -136,22 +109,19 @@ class FewRows:
         Warns:
             BNNWarning: Names the layer that ends such a network, and what to do.
         """
-        fn = base_distribution(self._whole.observed["fn"])
+        fn = base_distribution(self.whole.observed["fn"])
         if isinstance(fn, dist.Categorical):
             layer, takes = "Softmax", "Categorical(probs=f)"
         elif isinstance(fn, dist.Bernoulli):
             layer, takes = "Sigmoid", "Bernoulli(f)"
         else:
             return
-        if not _are_logits(self._whole.f, fn):
+        if not _are_logits(self.whole.f, fn):
             return
-        far = 10 * self._moved()  # where logits are far from 0, or one of these draws is no chance
-        try:
-            with torch.no_grad():
-                runs = [self._run(self._constrain(z), *self._some) for z in (far, -far)]
-        except (RuntimeError, ValueError):  # of a model that has no values so far away
-            return
-        if not all(_are_probabilities(run.f, fn) for run in (self._whole, *runs)):
+        far = 10 * self.moved()  # where logits are far from 0, or one of these draws is no chance
+        with torch.no_grad():
+            runs = self.whole, *(self.at(self.constrain(z)) for z in (far, -far))
+        if not all(run is not None and _are_probabilities(run.f, fn) for run in runs):
             return
         warnings.warn(
             f"f are probabilities already, as behind a {layer}, and the likelihood takes them for "
@@ -161,33 +131,43 @@ class FewRows:
             stacklevel=4,
         )
 
-    def _moved(self) -> Tensor:
+    def moved(self) -> Tensor:
         """Another z, all of whose entries are of the other sign and at least 1 further."""
-        return -self._z - torch.where(self._z < 0, -1, 1)
+        return -self.z - torch.where(self.z < 0, -1, 1)
 
-    def _depends_on(self, moved: Mapping[str, Tensor], names: list[str]) -> bool:
-        """Whether the densities are others where these sites have moved."""
-        if not names:
-            return False
-        with torch.no_grad():
-            run = self._run({**self._values, **{n: moved[n] for n in names}}, *self._some)
-        return not _are_close(_densities(self._whole), _densities(run), 10 * ROUNDING)
+    def at(self, moved: Mapping[str, Tensor], output: Tensor | None = None) -> Evaluate | None:
+        """The model where some sites have moved; None where it fails, as it may so far away.
+
+        Args:
+            moved: Their values.
+            output: Stands in for f, of which y is given.
+        """
+        try:
+            return self.run({**self.values, **moved}, *self.some, output=output)
+        except (RuntimeError, ValueError):
+            return None
+
+    def is_other(self, run: Evaluate) -> bool:
+        """Whether a run has other densities, where they are finite: at ends they may well jump."""
+        own, other = densities(self.whole).detach(), densities(run).detach()
+        both = own.isfinite() & other.isfinite()
+        return not _are_close(own[both], other[both], 10 * ROUNDING)
 
 
 def _of_rows(run: Evaluate) -> list[Tensor]:
     """Network output ``[N, F]`` and the log density of each row ``[N]``."""
     assert run.f is not None
-    return [run.f.detach(), _densities(run).detach()]
+    return [run.f.detach(), densities(run).detach()]
 
 
-def _densities(run: Evaluate) -> Tensor:
+def densities(run: Evaluate) -> Tensor:
     """Log density of each row ``[N]`` times its weight.
 
     Raises:
         ModelError: If there are weights, or a mask, of other rows.
     """
     msg, shape = run.observed, run.observed["fn"].batch_shape
-    _, weights = scale_of_rows(msg)
+    scale, weights = scale_of_rows(msg)
     for handler, value in (("scale", weights), ("mask", msg["mask"])):
         if isinstance(value, Tensor) and value.shape not in (torch.Size([]), (1,), shape):
             raise ModelError(
@@ -195,8 +175,7 @@ def _densities(run: Evaluate) -> Tensor:
                 f"whatever rows x has, here {shape[0]}; batches and predictions have other numbers "
                 "of rows: compute it from x, as from a column of it that the network leaves out"
             )
-    rows = log_prob(msg)
-    return rows if weights is None else rows * weights
+    return log_prob(msg) * (scale / scale_of_plate(msg) if weights is None else weights)
 
 
 def _are_logits(f: Tensor | None, fn: Any) -> bool:
