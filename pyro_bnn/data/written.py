@@ -9,12 +9,16 @@ CURRENCY = (
     r"(?:[A-Z]{0,2}[$\u00a2-\u00a5\u0e3f\u20a0-\u20cf]|EUR|USD|GBP|CHF|JPY|CNY|INR|Rs\.?|kr\.?)"
 )
 GROUPS = r"\d{1,3}(?:[\s'’_]\d{3})+(?:[.,]\d+)?|\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?"  # of thousands
+UNIT = (  # its digits are those of powers, as in kg/m2, or of water: 1Q24 and 2x4 have none
+    r"(?!(?:th|e|º|ª)(?!\w))[^\W\d_](?:[^\W\d_]|[/.²³%]|(?<=[mtndis])[23](?!\w)|(?<=H)2(?=O))*"
+)
 MARKED = re.compile(
-    rf"""(?P<bracket>\()? \s*+ (?P<bound>[<>≤≥~≈]=?)? \s*+ (?P<sign>[-+\u2212\u2013])? \s*+
+    rf"""(?![12]\d\d0s)  (?# decades)
+    (?P<bracket>\()? \s*+ (?P<bound>[<>≤≥~≈]=?)? \s*+ (?P<sign>[-+\u2212\u2013])? \s*+
     (?P<before>{CURRENCY})? \s*+ [-+]?
     (?: (?P<groups>{GROUPS}) | (?:\d[\d.,]*|[.,]\d+)(?:[eE][-+]?\d+)? )
     (?P<gap>\s*+) (?: (?P<after>[%‰℃℉]|°\s?[CFK]?|{CURRENCY})
-    | (?P<unit>[^\W\d_][\w/.²³%]*|[-+"'′″]) )? \s*+
+    | (?P<unit>{UNIT}|[-+"'′″]) )? \s*+
     (?(bracket)\))""",
     re.VERBOSE,
 )
@@ -24,6 +28,7 @@ DATE = re.compile(
     r"(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s*[ap]\.?m\.?)?",
     re.IGNORECASE,
 )
+SEASON = re.compile(r"(\d{4})[-/](\d{2})")  # 2005/06, not June
 DURATION = re.compile(r"-?\d+ days?(?: \+?\d+:\d{2}:\d{2}.*)?")
 FEWEST = 3  # values that are numbers with a unit or a bound, and no two classes such as <=50K, >50K
 MOST_UNITS = 5
@@ -45,8 +50,8 @@ def marks(values: Collection[str]) -> Mapping[str, str]:
     Example:
         >>> marks(["5 %", "-$5", "ill"]), marks(["5 kg", "6 kg", "7"])
         ({'5 %': '%', '-$5': '$'}, {'5 kg': 'kg', '6 kg': 'kg'})
-        >>> marks(["1st", "2nd", "3rd"]), marks(["<=50K", ">50K"])
-        ({}, {})
+        >>> marks(["1st", "2nd", "3rd"]), marks(["<=50K", ">50K"]), marks(["4th", "5th", "6th"])
+        ({}, {}, {})
     """
     parts = {value: found for value in values if (found := _whole(MARKED, value))}
     with_unit = [found for found in parts.values() if found["unit"]]
@@ -82,13 +87,15 @@ def are_dates(values: Iterable[str]) -> bool:
     Example:
         >>> are_dates(["2024-01-31", "2024-02-28"]), are_dates(["18-30", "31-50"])
         (True, False)
+        >>> are_dates(["2005-06", "2006-07"]), are_dates(["2005-06", "2005-07"])
+        (False, True)
     """
     import pandas as pd
 
     values = sorted(values)
     if all(_whole(DURATION, value) for value in values):
         return True
-    if not all(_whole(DATE, value) for value in values):
+    if not all(_whole(DATE, value) for value in values) or _are_seasons(values):
         return False
     some = pd.Series(values[:MOST_DATES])
     for day_first in (False, True):
@@ -96,6 +103,12 @@ def are_dates(values: Iterable[str]) -> bool:
         if pd.to_datetime(some, **options).notna().all():
             return True
     return False
+
+
+def _are_seasons(values: Iterable[str]) -> bool:
+    """Whether values are of a year and the next one, of two digits: ``2005/06``, ``2006/07``."""
+    found = [SEASON.fullmatch(value) for value in values]
+    return all(year and (int(year[1]) + 1) % 100 == int(year[2]) for year in found)
 
 
 def are_codes(values: Iterable[str]) -> bool:
