@@ -137,9 +137,13 @@ def test_a_failure_names_the_line_of_the_model() -> None:
 def test_a_long_failure_is_cut_short() -> None:
     with pytest.raises(ModelError) as caught:
         Program(model_of(lambda x, w: (x @ w).log()), *rows(250))
-    bad = r"f is NaN or infinite at \d+ of \d+ rows, at a draw of the prior: look for a logarithm"
+    bad = r"f is NaN or infinite at \d+ of \d+ rows given together, at a draw of the prior: look"
     assert caught.match(bad)
     assert len(str(caught.value)) < 300
+    with pytest.raises(
+        ModelError, match=r"f is NaN or .* 1 of 1 rows .* a spread over rows, which"
+    ):
+        Program(model_of(lambda x, w: x / (x - x.mean(0)).norm() @ w), *rows(12))
 
     def fails(x: Tensor, w: Tensor) -> Tensor:
         raise ValueError("many words " * 1_000 + str((x @ w).tolist()))

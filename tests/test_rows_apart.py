@@ -296,3 +296,110 @@ def test_what_is_no_probability_or_is_taken_for_one_is_not_warned_of(model: Any,
     with warnings.catch_warnings():
         warnings.simplefilter("error", BNNWarning)
         Program(model, POINTS, y)
+
+
+class Sequences(nn.Module):
+    """A layer of torch for sequences, in front of a linear one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 1)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        if isinstance(self.layer, nn.MultiheadAttention):
+            h = self.layer(x, x, x)[0]
+        elif isinstance(self.layer, nn.TransformerDecoderLayer | nn.Transformer):
+            h = self.layer(x, x)
+        elif isinstance(self.layer, nn.RNNBase):
+            h = self.layer(x)[0]
+        else:
+            h = self.layer(x)
+        return self.head(h.mean(1) if h.ndim == 3 else h)
+
+
+SEQUENCES: dict[str, Callable[[bool], nn.Module]] = {
+    "attention": lambda first: nn.MultiheadAttention(4, 2, batch_first=first),
+    "encoder": lambda first: nn.TransformerEncoderLayer(4, 2, 8, batch_first=first),
+    "decoder": lambda first: nn.TransformerDecoderLayer(4, 2, 8, batch_first=first),
+    "transformer": lambda first: nn.Transformer(4, 2, 1, 1, 8, batch_first=first),
+}
+ROWS_FIRST = True  # batch_first of torch
+PLAIN, PLACES = (torch.randn(12, *shape, generator=torch.Generator()) for shape in ((4,), (5, 4)))
+
+
+def of_layer(layer: nn.Module, x: Tensor) -> Program:
+    return Program(models.bayesian(Sequences(layer), priors.Normal()), x, x.flatten(1)[:, :1])
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+@pytest.mark.parametrize("layer", SEQUENCES.values(), ids=SEQUENCES)
+def test_layers_of_sequences_are_refused_by_name_where_rows_are_places(
+    layer: Callable[[bool], nn.Module],
+) -> None:
+    """Torch's default takes the first dimension for the places, and two dimensions for no rows."""
+    for x in (PLAIN, PLACES):
+        with pytest.raises(ModelError, match="depends on other rows") as caught:
+            of_layer(layer(not ROWS_FIRST), x)
+        assert caught.match(r"net\.layer\S* is a \w+ with batch_first=False, which takes the rows")
+    with pytest.raises(ModelError, match="depends on other rows") as caught:
+        of_layer(layer(ROWS_FIRST), PLAIN)
+    assert caught.match(r"net\.layer\S* is a \w+, which takes two dimensions for one sequence: giv")
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+@pytest.mark.parametrize("layer", SEQUENCES.values(), ids=SEQUENCES)
+def test_layers_of_sequences_with_rows_first_say_of_a_row_what_torch_says(
+    layer: Callable[[bool], nn.Module],
+) -> None:
+    net = Sequences(layer(ROWS_FIRST))
+    program = Program(models.bayesian(net, priors.Normal()), PLACES, PLACES[:, 0, :1])
+    f = program.function(program.initial, PLACES)
+    values = program.constrain(program.initial)
+    own = {name: values[name] for name, _ in net.named_parameters()}
+    with torch.no_grad():
+        expected = torch.func.functional_call(net, own, (PLACES,))
+        alone = torch.cat([program.function(program.initial, row[None]) for row in PLACES])
+    torch.testing.assert_close(f, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(f, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("first", [False, True])
+def test_recurrent_layers_of_torch_are_refused_by_name(kind: Any, first: bool) -> None:
+    for x in (PLAIN, PLACES):
+        with pytest.raises(ModelError, match=rf"net\.layer is a {kind.__name__}, whose kernel"):
+            of_layer(kind(4, 4, batch_first=first), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: x.log_softmax(0) @ w,
+        lambda x, w: nn.functional.normalize(x, dim=0) @ w,
+        lambda x, w: nn.functional.layer_norm(x, x.shape) @ w,
+        lambda x, w: nn.Softmax(dim=0)(x) @ w,
+        lambda x, w: x / x.abs().max() @ w,
+        lambda x, w: x.cumsum(0) @ w,
+        lambda x, w: x.roll(1, 0) @ w,
+    ],
+    ids=["log softmax", "normalize", "layer norm", "Softmax", "largest", "cumsum", "roll"],
+)
+def test_functions_over_the_rows_are_refused_with_the_dimension_to_take(function: Function) -> None:
+    with pytest.raises(ModelError, match="depends on other rows") as caught:
+        Program(linear(function), *rows())
+    assert caught.match("take softmax, means and norms over dim=-1, as dim=0 is that of the rows")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: x.log_softmax(-1) @ w,
+        lambda x, w: nn.functional.normalize(x, dim=-1) @ w,
+        lambda x, w: nn.functional.layer_norm(x, x.shape[1:]) @ w,
+    ],
+)
+def test_functions_within_a_row_are_taken(function: Function) -> None:
+    program = Program(linear(function), *rows())
+    x, z = rows()[0], torch.tensor([0.5, -1.0])
+    torch.testing.assert_close(program.function(z, x)[:, 0], function(x, z))

@@ -135,8 +135,9 @@ def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
             _check_function(f := nodes["f"]["value"], len(rows[0]))
             if bad := int((~as_columns(f).isfinite()).any(1).sum()):
                 raise ModelError(
-                    f"f is NaN or infinite at {bad} of {len(f)} rows, at a draw of the prior: look "
-                    "for a logarithm or root of a number that may be negative, or a division by 0"
+                    f"f is NaN or infinite at {bad} of {len(f)} rows given together, at a draw "
+                    "of the prior: look for a logarithm or root of a number that may be negative, "
+                    "a division by 0, or a spread over rows, which one row has not"
                 ) from error
         line = ""
         for frame, number in traceback.walk_tb(error.__traceback__):

@@ -161,7 +161,7 @@ class Program:
             if data_plate(probe.observed).size == 1:  # not of a size of its own
                 run = partial(self._run_at, params=self.params)
                 few = FewRows(run, self.constrain, self.initial, x, y)
-                few.require_apart(probe, many)
+                few.require_apart(model, probe, many)
                 require_gradients(few)
                 few.warn_of_probabilities()
             self.held_given_latents = held_given_latents(probe)

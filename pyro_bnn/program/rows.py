@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import BNNWarning, ModelError
+from pyro_bnn.handled import module_of
 from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.handlers import Evaluate, log_prob, scale_of_plate, scale_of_rows
+from pyro_bnn.program.handlers import Evaluate, Model, log_prob, scale_of_plate, scale_of_rows
 from pyro_bnn.program.random_state import seeded
 
 SOME = 8  # rows that are compared
@@ -22,10 +23,32 @@ MOST_NOISE = 10  # times as far as this may f of a row alone differ from that am
 DEPENDS = (
     "what the model says of a row depends on other rows, on their order or their number: f or the "
     "density of y of the same rows is another one when some are left out, so that batches and "
-    "predictions would differ. Standardise x before the fit; take batch_first=True for recurrent "
-    "and attention layers of torch, which take x of three dimensions; take softmax, means and "
-    "norms over dim=-1, as dim=0 is that of the rows"
+    "predictions would differ. "
 )
+APART = (
+    "Standardise x before the fit, and take softmax, means and norms over dim=-1, as dim=0 is that "
+    "of the rows"
+)
+
+
+def depends_on_rows(model: Model, x: Tensor) -> ModelError:
+    """The refusal of a model that mixes rows: its layers of sequences that do so, or advice."""
+    inner = module_of(model)
+    for name, layer in () if inner is None else inner.named_modules():
+        first = getattr(layer, "batch_first", None)
+        if first is False:
+            return ModelError(
+                f"{DEPENDS}{name} is a {type(layer).__name__} with batch_first=False, which takes "
+                "the rows of x for the places of a sequence: make it with batch_first=True, and "
+                "give it three dimensions, rows, places and features"
+            )
+        if first and x.ndim < 3:
+            return ModelError(
+                f"{DEPENDS}{name} is a {type(layer).__name__}, which takes two dimensions for one "
+                "sequence: give it three, rows, places and features, as x.unsqueeze(-1) of numbers "
+                "in a row"
+            )
+    return ModelError(f"{DEPENDS}{APART}")
 
 
 class FewRows:
@@ -61,10 +84,11 @@ class FewRows:
             self.values = constrain(self.start)
             self.whole = run(self.values, *self.some)
 
-    def require_apart(self, first: Evaluate, many: Evaluate) -> None:
+    def require_apart(self, model: Model, first: Evaluate, many: Evaluate) -> None:
         """Check that f and the density of a row do not depend on other rows, nor on their order.
 
         Args:
+            model: The model, whose layers are named.
             first: The model at the first row alone.
             many: The model at the first rows, some of which are among these few.
 
@@ -73,24 +97,27 @@ class FewRows:
         """
         all_rows = torch.arange(len(self._places), device=self._places.device)
         sizes = self.some[0].flatten(1).float().square().sum(1)
-        self._require_same(all_rows[:1], _of_rows(first))
         known = all_rows[self._places < len(cast(Tensor, many.f))]
-        self._require_same(known, [cast(Tensor, many.f)[self._places[known]]])
+        among_many = [cast(Tensor, many.f)[self._places[known]]]
+        pairs = [(all_rows[:1], _of_rows(first)), (known, among_many)]
         # what is divided by the largest of several rows is another one where this is left out
         for rows in (all_rows[1:-1].flip(0), sizes.argmin()[None], sizes.argmax()[None]):
             if len(rows):
                 with torch.no_grad():
                     run = self.run(self.values, *(value[rows] for value in self.some))
-                self._require_same(rows, _of_rows(run))
+                pairs.append((rows, _of_rows(run)))
+        if not all(self._are_same(rows, found) for rows, found in pairs):
+            raise depends_on_rows(model, self.some[0])
 
-    def _require_same(self, rows: Tensor, found: list[Tensor]) -> None:
-        """Check that some of these rows have the f and the density that they have among all."""
+    def _are_same(self, rows: Tensor, found: list[Tensor]) -> bool:
+        """Whether some of these rows have the f and the density that they have among all."""
         for place, (values, other) in enumerate(zip(_of_rows(self.whole), found, strict=False)):
             pair, rounding = (values[rows], other.detach()), (1 + 9 * place) * ROUNDING
-            if _are_close(*pair, rounding):
-                continue
-            if not _are_close(*pair, rounding, self._noise()[place]):
-                raise ModelError(DEPENDS)
+            if not (
+                _are_close(*pair, rounding) or _are_close(*pair, rounding, self._noise()[place])
+            ):
+                return False
+        return True
 
     def _noise(self) -> list[float]:
         """How far f and the densities go where z and x move by some roundings.
