@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import pyro.distributions as dist
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pyro_bnn import memory as bounds
 from pyro_bnn.data import Standardiser
+from pyro_bnn.predictive.common_noise import at_levels, levels_of_draws
 from pyro_bnn.predictive.draws import together
 from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.moments_of_y import moments_of_y
@@ -110,6 +112,19 @@ class Conditional:
             # draw whole blocks: then the first values do not depend on S
             starts = range(0, len(self), size)
             parts = (self._columns(self.of(i, i + size, size=size).sample()) for i in starts)
+            return together(parts, len(self))
+
+    def by_common_noise(self, seed: int) -> Num[Tensor, "S N O"] | None:
+        """One number y from each draw, by the same noise at all rows; None where it has no such."""
+        levels = levels_of_draws(len(self), seed)
+        size = max(1, min(BLOCK_DRAWS, BLOCK_NUMBERS // self.num_rows))
+        with torch.no_grad():
+            if not self.is_number or at_levels(self.of(0, 1), levels[:1]) is None:
+                return None
+            parts = (
+                self._columns(cast(Tensor, at_levels(self.of(i, i + size), levels[i : i + size])))
+                for i in range(0, len(self), size)
+            )
             return together(parts, len(self))
 
     def log_prob(self, y: Tensor) -> Float[Tensor, " N"]:

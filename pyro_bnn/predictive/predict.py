@@ -149,6 +149,7 @@ class _OfY:
             ),
             is_discrete=self._is_discrete,
             is_normal=given.is_normal,
+            _by_common_noise=partial(given.by_common_noise, seed),
             _target_log_likelihood=(
                 partial(self._target_log_likelihood, given, run.rows[0])
                 if self.has_target_densities

@@ -69,6 +69,8 @@ class Prediction:
         _log_likelihood: Log densities ``[S, N]`` of observations, or their log mean ``[N]``.
         is_discrete: Whether y is a count or a class, whose quantiles are whole numbers.
         is_normal: Whether y is Gaussian given a draw, whose quantiles need no draws of y.
+        _by_common_noise: Gives a y from each draw by the same noise at all rows, ``[S, N, O]``, or
+            None where the likelihood has no such; quantiles are of these.
         _target_log_likelihood: Log densities ``[S, N, O]`` of each target alone; None where they
             are not independent given a draw.
         names: What :meth:`to_frame` calls its rows and columns.
@@ -85,6 +87,7 @@ class Prediction:
         *,
         is_discrete: bool = False,
         is_normal: bool = False,
+        _by_common_noise: Callable[[], Tensor | None] | None = None,
         _target_log_likelihood: Callable[[Tensor], Tensor] | None = None,
         names: Names | None = None,
     ) -> None:
@@ -97,7 +100,7 @@ class Prediction:
             "variances": variances,
             "class_probs": class_probs,
         }
-        self._log_likelihood = _log_likelihood
+        self._log_likelihood, self._by_common_noise = _log_likelihood, _by_common_noise
         self._target_log_likelihood = _target_log_likelihood
 
     @property
@@ -153,36 +156,51 @@ class Prediction:
     def quantile(self, q: float | list[float] | Tensor) -> Float[Tensor, "*Q N O"]:
         """Quantiles of y: ``[N, O]`` for one level, ``[Q, N, O]`` for several.
 
-        Where y is Gaussian given a draw of the weights they are those of the mixture over draws.
-        Else they are those of the draws of y, with their noise: between draws they are
-        interpolated; that of a count is the smallest count which at least this share of the draws
-        does not exceed.
+        Where y is Gaussian given a draw of the weights, or a class, they are those of the mixture
+        over draws. Else there is one y for each draw, and they are interpolated between these, but
+        of counts: theirs is the smallest that at least this share does not exceed. The noise of a
+        draw is the same at all rows where the likelihood has an inverse of its distribution
+        function, in torch or in SciPy, so that a row has the same quantiles alone and among others.
+        That of others, such as mixtures and vectors, is drawn by the row's place.
 
         Raises:
             OptionError: If a level is not between 0 and 1.
         """
         require_levels(q)
+        exact = torch.as_tensor(q, dtype=torch.float64, device="cpu")
         if self._is_normal:
-            return self._of_mixture(torch.as_tensor(q, dtype=torch.float64))
-        of = self.draws if self.draws.is_floating_point() else self.function_draws
-        levels = torch.as_tensor(q, dtype=of.dtype, device=of.device)
-        position = levels * (len(self.draws) - 1)
+            return self._of_mixture(exact)
+        if self._stored["class_probs"] is not None:
+            return self._of_classes(exact)
+        common = None if self._by_common_noise is None else self._by_common_noise()
+        draws = self.draws if common is None else common
+        levels = exact.to(draws if draws.is_floating_point() else self.function_draws)
+        position = levels * (len(draws) - 1)
+        if common is not None:  # at the middles of equal parts
+            position = (levels * len(draws) - 0.5).clamp(0, len(draws) - 1)
         if self._is_discrete:
-            exact = torch.as_tensor(q, dtype=torch.float64, device="cpu")
-            position = order_statistic(exact, len(self.draws)).to(position)
+            position = order_statistic(exact, len(draws)).to(position)
         low = position.floor().long()
-        high = (low + 1).clamp(max=len(self.draws) - 1)
+        high = (low + 1).clamp(max=len(draws) - 1)
         weight = (position - low).reshape((*levels.shape, 1, 1))
         # Made before the blocks: small results left among what they free would split the heap
-        found = levels.new_empty((*levels.shape, *self.draws.shape[1:]))
-        start, at_once = 0, max(1, WORKING_SET // max(1, self.draws[:, :1].nbytes))
-        for rows in self.draws.split(at_once, dim=1):  # sorting makes copies
-            draws = _sorted(rows.to(levels.dtype))  # [S, n, O]
-            between = draws[low] * (1 - weight) + draws[high] * weight
+        found = levels.new_empty((*levels.shape, *draws.shape[1:]))
+        start, at_once = 0, max(1, WORKING_SET // max(1, draws[:, :1].nbytes))
+        for rows in draws.split(at_once, dim=1):  # sorting makes copies
+            ordered = _sorted(rows.to(levels.dtype))  # [S, n, O]
+            between = ordered[low] * (1 - weight) + ordered[high] * weight
             places = found.narrow(-2, start, rows.shape[1])
-            places.copy_(torch.where(weight == 0, draws[low], between))  # infinity * 0 is NaN
+            places.copy_(torch.where(weight == 0, ordered[low], between))  # infinity * 0 is NaN
             start += rows.shape[1]
         return found
+
+    def _of_classes(self, levels: Tensor) -> Float[Tensor, "*Q N 1"]:
+        """The smallest class which at least this share of the probability does not exceed."""
+        probs = self.probs
+        below = probs.cpu().double().cumsum(-1)[:, :-1]  # [N, C - 1]
+        rounding = torch.finfo(torch.float32).eps
+        found = (below < levels[..., None, None] - rounding).sum(-1, keepdim=True)
+        return found.to(probs)
 
     def _of_mixture(self, levels: Tensor) -> Float[Tensor, "*Q N O"]:
         means, variances = self._of_kind("means"), self._of_kind("variances")
