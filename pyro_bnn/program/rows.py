@@ -113,9 +113,9 @@ class FewRows:
         """Whether some of these rows have the f and the density that they have among all."""
         for place, (values, other) in enumerate(zip(_of_rows(self.whole), found, strict=False)):
             pair, rounding = (values[rows], other.detach()), (1 + 9 * place) * ROUNDING
-            if not (
-                _are_close(*pair, rounding) or _are_close(*pair, rounding, self._noise()[place])
-            ):
+            if _are_close(*pair, rounding):
+                continue
+            if not _are_close(*pair, rounding, self._noise()[place]):
                 return False
         return True
 
