@@ -25,15 +25,16 @@ from pyro_bnn.program.random_state import seeded
 
 MOST_STEPS = 60  # from counts that are near; rates above 2^53 have no neighbours
 Array = np.ndarray[Any, Any]
-INVERSES: Mapping[Any, tuple[str, Callable[[Any], tuple[Tensor, ...]]]] = {
-    dist.StudentT: ("t", lambda y: (y.df, y.loc, y.scale)),
-    dist.Gamma: ("gamma", lambda y: (y.concentration, 0 * y.rate, 1 / y.rate)),
-    dist.Beta: ("beta", lambda y: (y.concentration1, y.concentration0)),
-    dist.NegativeBinomial: ("nbinom", lambda y: (y.total_count, 1 - y.probs)),
-    dist.Binomial: ("binom", lambda y: (y.total_count, y.probs)),
-    dist.Bernoulli: ("bernoulli", lambda y: (y.probs,)),
+Inverse = Callable[[Any], tuple[tuple[Tensor, ...], Tensor | float, Tensor | float]]
+INVERSES: Mapping[Any, tuple[str, Inverse]] = {
+    dist.StudentT: ("t", lambda y: ((y.df,), y.scale, y.loc)),
+    dist.Gamma: ("gamma", lambda y: ((y.concentration,), 1 / y.rate, 0.0)),
+    dist.Beta: ("beta", lambda y: ((y.concentration1, y.concentration0), 1.0, 0.0)),
+    dist.NegativeBinomial: ("nbinom", lambda y: ((y.total_count, 1 - y.probs), 1.0, 0.0)),
+    dist.Binomial: ("binom", lambda y: ((y.total_count, y.probs), 1.0, 0.0)),
+    dist.Bernoulli: ("bernoulli", lambda y: ((y.probs,), 1.0, 0.0)),
 }
-"""Names and parameters that SciPy has of distributions whose inverse torch does not have."""
+"""Names that SciPy has of distributions whose inverse torch does not have; shapes, scale, place."""
 
 
 def levels_of_draws(num_draws: int, seed: int) -> Float[Tensor, " S"]:
@@ -63,7 +64,8 @@ def at_levels(y: Distribution, levels: Float[Tensor, " s"]) -> Tensor | None:
         return _of_counts(fn.rate, at)
     for family, (name, parameters) in INVERSES.items():
         if isinstance(fn, family):
-            return _by_scipy(name, parameters(fn), at).expand(fn.batch_shape)
+            shapes, scale, loc = parameters(fn)
+            return (loc + scale * _by_scipy(name, shapes, at)).expand(fn.batch_shape)
     try:
         found: Tensor = fn.icdf(at.to(tensors_of(fn)[0]))
     except NotImplementedError:
@@ -71,12 +73,18 @@ def at_levels(y: Distribution, levels: Float[Tensor, " s"]) -> Tensor | None:
     return found.expand(fn.batch_shape)
 
 
-def _by_scipy(name: str, parameters: tuple[Tensor, ...], levels: Tensor) -> Tensor:
+def _by_scipy(name: str, shapes: tuple[Tensor, ...], levels: Tensor) -> Tensor:
+    """Quantiles of scale 1, once where shapes are those of many rows: SciPy's inverses are slow."""
     from scipy import stats
 
-    own: list[Array] = [value.detach().cpu().double().numpy() for value in parameters]
+    own: list[Array] = [_of_one(value).detach().cpu().double().numpy() for value in shapes]
     found = getattr(stats, name).ppf(levels.numpy(), *own)
-    return torch.as_tensor(found).to(parameters[0])
+    return torch.as_tensor(found).to(shapes[0])
+
+
+def _of_one(value: Tensor) -> Tensor:
+    """A tensor without its copies along dimensions in which it was expanded."""
+    return value[tuple(slice(None, None if stride else 1) for stride in value.stride())]
 
 
 def _of_counts(rate: Tensor, levels: Tensor) -> Tensor:
