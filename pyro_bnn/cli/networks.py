@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pyro_bnn.cli.methods import Method, comma_parts
 from pyro_bnn.cli.options import NetworkOptions, Source
 from pyro_bnn.cli.terminal import WIDTH, given
 from pyro_bnn.data import Split, load
+from pyro_bnn.data.on_disk import is_large_table
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, UnknownNameError
 from pyro_bnn.likelihoods import Poisson
@@ -110,7 +112,18 @@ def load_rows(source: Source, likelihood: str | None) -> Split:
     if task is None and likelihood is not None and lookup("likelihood", likelihood) is Poisson:
         task = "counts"
     rows = load(source.data, target=source.target, task=task, split=source.split)
+    _say_if_on_disk(rows)
     return rows if source.max_rows is None else rows.first(source.max_rows)
+
+
+def _say_if_on_disk(rows: Split) -> None:
+    shape = (len(rows.train) + len(rows.test), *rows.train.x.shape[1:])
+    if rows.columns is not None and is_large_table(shape):
+        typer.echo(
+            f"The inputs of {rows.name}, {shape[0]:,} rows, lie on the disk in "
+            f"{tempfile.gettempdir()} until this command ends; TMPDIR names another folder",
+            err=True,
+        )
 
 
 def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:

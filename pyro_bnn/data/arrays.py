@@ -98,7 +98,7 @@ def plain_numbers(values: np.ndarray[Any, Any]) -> Float[np.ndarray[Any, Any], "
     """Numbers as float64, where all are finite and below 2^53; nothing of any other array."""
     if values.dtype.kind not in "fiu":
         return None
-    numbers = values.astype(np.float64)  # first, as the least int64 has no absolute value
+    numbers = values.astype(np.float64, copy=False)  # the least int64 has no absolute value
     return numbers if (np.abs(numbers) < EXACT).all() else None
 
 

@@ -6,14 +6,16 @@ import csv
 import io
 import itertools
 import math
+import mmap
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,8 +25,9 @@ from torch import Tensor
 from pyro_bnn.data.arrays import EXACT, count_rows, listed, plain_numbers, shown
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.labels import Task, check_several, encode_labels
+from pyro_bnn.data.on_disk import Bytes, Numbers, is_large_table, pieces
 from pyro_bnn.data.split import Column, Table
-from pyro_bnn.data.tables import read_bytes, to_number
+from pyro_bnn.data.tables import BLOCK, read_large, to_number
 from pyro_bnn.data.written import are_codes, are_dates, marks
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
@@ -118,7 +121,8 @@ def encode(fields: Fields, target: Target, task: Task | None) -> Table:
         class_names=class_names,
         target_names=chosen if len(chosen) > 1 else None,
     )
-    return Table(data, task, fields.name, _told(columns), columns)
+    is_on_disk = is_large_table(data.x.shape)
+    return Table(data, task, fields.name, _told(columns), columns, is_on_disk)
 
 
 def _told(columns: Sequence[Column]) -> str:
@@ -200,7 +204,7 @@ class Fields:
             DataError: If it is no text or no CSV, the header cannot be used, a row has another
                 length, or there is no row.
         """
-        file = CSVText(path, read_bytes(path, once=once))
+        file = CSVText(path, read_large(path, once=once))
         header = [name.strip() for name in file.header]
         plain, text = file.columns()
         return cls(
@@ -337,15 +341,23 @@ class Fields:
         Raises:
             DataError: As :meth:`numbers`, or if a category is unknown.
         """
-        sizes = [len(column.inputs) for column in columns]
-        inputs = np.empty((len(self), sum(sizes)))
-        for column, end, size in zip(columns, np.cumsum(sizes), sizes, strict=True):
-            inputs[:, end - size : end] = self._encode(column)
-        return torch.from_numpy(inputs)
+        shape = (len(self), sum(len(column.inputs) for column in columns))
+        found = Numbers(shape, torch.float64, is_large=is_large_table(shape))
+        values = [self._values(column) for column in columns]
+        for piece in pieces(*shape[:1], shape[1:]):
+            parts = [
+                own[piece, None]
+                if column.categories is None
+                else own[piece, None] == np.arange(len(column.categories))
+                for column, own in zip(columns, values, strict=True)
+            ]
+            found.append(torch.from_numpy(np.concatenate(parts, 1, dtype=np.float64)))
+        return found.whole()
 
-    def _encode(self, column: Column) -> np.ndarray[Any, Any]:
+    def _values(self, column: Column) -> np.ndarray[Any, Any]:
+        """Numbers ``[N]``, or the places of categories."""
         if column.categories is None:
-            return self.numbers(column.name)[:, None]
+            return self.numbers(column.name)
         text, known = self.column(column.name), set(column.categories)
         self.refuse(
             column.name,
@@ -354,9 +366,7 @@ class Fields:
             f"known are {listed(column.categories)}",
         )
         places = {category: place for place, category in enumerate(column.categories)}
-        found = np.zeros((len(text), len(places)))  # [N, categories]
-        found[np.arange(len(text)), [places[field] for field in text]] = 1
-        return found
+        return np.fromiter((places[field] for field in text), np.int32, len(text))
 
     def numbers(self, name: str) -> Float[np.ndarray[Any, Any], " N"]:
         """The numbers of a column, float64; True and False are 1 and 0.
@@ -408,18 +418,19 @@ class CSVText:
 
     Args:
         path: The file, for errors.
-        data: All of it, UTF-8.
+        data: All of it, UTF-8; in memory or in a file that is mapped.
 
     Attributes:
         separator: Comma, semicolon or tab, whichever the first line has most outside quotes.
         header: Its fields.
     """
 
-    def __init__(self, path: Path, data: bytes) -> None:
+    def __init__(self, path: Path, data: bytes | mmap.mmap) -> None:
         named = SEPARATOR_LINE.match(data)  # a line such as sep=; that spreadsheets write
-        self._path, self._data = path, data[named.end() :] if named else data
-        self._above = int(named is not None)  # lines
-        start = self._data[: csv.field_size_limit()].decode(errors="ignore").lstrip("\r\n ")
+        self._path, self._data = path, data
+        self._begin, self._above = (named.end(), 1) if named else (0, 0)  # bytes, lines
+        first = data[self._begin : self._begin + csv.field_size_limit()]
+        start = first.decode(errors="ignore").lstrip("\r\n ")
         self._first = re.split("[\r\n]", start, maxsplit=1)[0]
         self.separator = max(",;\t", key=lambda mark: len(_split(self._first, mark)))
         if named:
@@ -435,9 +446,10 @@ class CSVText:
     def lines(self) -> Iterator[str]:
         """Each row below the header as `lines_of` writes it; without quotes it stands there."""
         blank = (self.separator.encode() + b" ", b"\n ", b"\r ")  # before a field
-        if self._data.startswith(b" ") or any(mark in self._data for mark in (b'"', *blank)):
+        begin = self._data[self._begin : self._begin + 1]
+        if begin == b" " or any(map(self._holds, (b'"', *blank))):
             return lines_of(self, self.separator)
-        file = io.TextIOWrapper(io.BytesIO(self._data), encoding="utf-8")
+        file = io.TextIOWrapper(self._opened(), encoding="utf-8")
         return itertools.islice(filter(None, (line.rstrip("\n") for line in file)), 1, None)
 
     def line(self, row: int) -> int:
@@ -451,7 +463,7 @@ class CSVText:
             DataError: If it is no CSV, or a row has another length.
         """
         plain = self._plain()
-        if len(plain) == len(self.header) and b'"' not in self._data:
+        if len(plain) == len(self.header) and not self._holds(b'"'):
             return plain, {}
         text = self._text([i for i in range(len(self.header)) if i not in plain])
         num_rows = {len(column) for column in (*plain.values(), *text.values())}
@@ -461,7 +473,7 @@ class CSVText:
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """Each row that is not blank and the line in which it ends, the header first."""
-        file = io.TextIOWrapper(io.BytesIO(self._data), encoding="utf-8", newline="")
+        file = io.TextIOWrapper(self._opened(), encoding="utf-8", newline="")
         reader = csv.reader(file, delimiter=self.separator, skipinitialspace=True, strict=True)
         length = num_rows = 0
         try:
@@ -505,43 +517,69 @@ class CSVText:
         """
         import pandas as pd
 
-        if b"\0" in self._data:
+        if self._holds(b"\0"):
             return {}
-        blocks: dict[int, list[np.ndarray[Any, Any]]] = {i: [] for i in range(len(self.header))}
+        columns = {i: self._column() for i in range(len(self.header))}
         whole: set[int] = set()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 warnings.simplefilter("ignore", DeprecationWarning)  # of the precision, from 3.1 on
                 for block in pd.read_csv(
-                    io.BytesIO(self._data),
+                    self._opened(),
                     sep=self.separator,
                     header=0,
-                    names=list(blocks),
+                    names=list(columns),
                     index_col=False,
                     na_filter=False,
                     skipinitialspace=True,
                     float_precision="round_trip",
                     chunksize=ROWS_AT_ONCE,
                 ):
-                    for place in list(blocks):
+                    for place in list(columns):
                         values = block[place].to_numpy()
                         if values.dtype.kind in "iu":
                             whole.add(place)
                         if (numbers := plain_numbers(values)) is None:
-                            del blocks[place]
+                            del columns[place]
                         else:
-                            blocks[place].append(numbers)
+                            columns[place].append(numbers)
         except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError, OverflowError):
             return {}
         if whole and self._has_codes():
-            blocks = {place: found for place, found in blocks.items() if place not in whole}
-        return {place: np.concatenate(blocks.pop(place)) for place in list(blocks) if blocks[place]}
+            columns = {place: found for place, found in columns.items() if place not in whole}
+        return {place: found.whole().numpy() for place, found in columns.items() if len(found)}
+
+    def _column(self) -> Numbers:
+        """Room for the numbers of a column, of which there are fewer than lines."""
+        return Numbers((self._num_lines,), torch.float64, is_large=self._is_large)
+
+    @cached_property
+    def _num_lines(self) -> int:
+        file = self._opened()
+        blocks = iter(lambda: file.read(BLOCK), b"")
+        return 1 + sum(block.count(b"\n") + block.count(b"\r") for block in blocks)
+
+    @property
+    def _is_large(self) -> bool:
+        return not isinstance(self._data, bytes)
+
+    def _opened(self) -> BinaryIO:
+        """The text as a file, below the line of the separator."""
+        if isinstance(self._data, bytes):
+            file: BinaryIO = io.BytesIO(self._data)
+        else:
+            file = io.BufferedReader(Bytes(self._data), BLOCK)
+        file.read(self._begin)
+        return file
+
+    def _holds(self, mark: bytes) -> bool:
+        return self._data.find(mark, self._begin) >= 0
 
     def _has_codes(self) -> bool:
         """Whether a digit follows a zero with which a field begins."""
         starts = (self.separator.encode(), b"\n", b"\r", b'"', b" ")  # a set of them is slower
-        return any(re.search(start + rb"0\d", self._data) for start in starts)
+        return any(re.compile(start + rb"0\d").search(self._data, self._begin) for start in starts)
 
 
 def lines_of(rows: Iterable[Sequence[str]], separator: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyro_bnn.data import on_disk
 from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order, plain_numbers
 from pyro_bnn.data.csv_file import Fields, Target, encode, lines_of
 from pyro_bnn.data.labels import Task, check_task, is_categorical
@@ -160,7 +161,13 @@ def frame_fields(
         )
     header, plain = list(frame.columns), {}
     if len(set(header)) == len(header):  # Fields refuses others
-        plain = {own: values for own in header if (values := _plain(frame[own])) is not None}
+        found = ((own, _plain(frame[own])) for own in header)
+        is_large = on_disk.is_large_table(frame.shape)
+        plain = {
+            own: on_disk.stored(values) if is_large else values
+            for own, values in found
+            if values is not None
+        }
     text = {
         column: np.array(_texts(own), object)
         for column, own in frame.items()

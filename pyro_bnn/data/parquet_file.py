@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pyro_bnn.data import on_disk
 from pyro_bnn.data.csv_file import Fields
 from pyro_bnn.data.frames import frame_fields
 from pyro_bnn.data.tables import check_packing
-from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.errors import DataError, OptionError, OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,13 +59,33 @@ def read_parquet(path: Path) -> pd.DataFrame:
         with pq.ParquetFile(path) as file:
             _check_types(file.schema_arrow, path)
             check_packing(file.metadata.num_rows * file.metadata.num_columns, path)
-            frame: pd.DataFrame = file.read(use_pandas_metadata=True).to_pandas(split_blocks=True)
+            shape = file.metadata.num_rows, file.metadata.num_columns
+            frame: pd.DataFrame = (
+                _by_column(file)
+                if on_disk.is_large_table(shape)
+                else file.read(use_pandas_metadata=True).to_pandas(split_blocks=True)
+            )
             frame = frame.astype(dict.fromkeys(_categorical(file.schema_arrow), "category"))
-    except DataError:
+    except (DataError, OutputError):
         raise
     except Exception as error:  # of Arrow, whatever a damaged file makes of it
         raise DataError(f"{str(path)!r} is truncated or no Parquet file: {error}") from error
     return frame.reset_index(drop=True)
+
+
+def _by_column(file: Any) -> pd.DataFrame:
+    """A large table, whose columns of numbers lie on the disk."""
+    import pandas as pd
+
+    columns = {}
+    index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", ())
+    for name in file.schema_arrow.names:
+        if name in index:
+            continue
+        own = file.read(columns=[name], use_pandas_metadata=False).to_pandas()[name]
+        is_plain = own.dtype.kind in "fiu" and isinstance(own.dtype, np.dtype)
+        columns[name] = on_disk.stored(own.to_numpy()) if is_plain else own
+    return pd.DataFrame(columns, copy=False)
 
 
 def _categorical(schema: Any) -> list[str]:

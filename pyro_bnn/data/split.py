@@ -16,6 +16,7 @@ from pyro_bnn.data import arrays, labels
 from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset, random_rows
 from pyro_bnn.data.labels import Task
+from pyro_bnn.data.on_disk import Numbers, is_large_table, pieces
 from pyro_bnn.data.standardise import Standardiser, check_steps, constant_columns
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 
@@ -137,6 +138,7 @@ class Table:
         name: Of the data set.
         note: What a reader should know.
         columns: Columns of the file or data frame that x was made of; None for arrays.
+        is_on_disk: Whether x is in a file, and that of a split is to be in one too.
     """
 
     data: Dataset
@@ -144,6 +146,7 @@ class Table:
     name: str
     note: str = ""
     columns: tuple[Column, ...] | None = None
+    is_on_disk: bool = False
 
 
 def from_arrays(
@@ -368,7 +371,7 @@ def make_split(
     check_steps(data.x, f"{table.name}: x", data.input_names)
     if table.task == "regression":
         check_steps(data.y, f"{table.name}: the target", data.target_names)
-    inputs = Standardiser.fit(data.x[train])
+    inputs = Standardiser.fit(data.x, train)
     target, is_number = None, table.task != "classification"
     if table.task == "counts":
         labels.check_counts(data.y, f"target of {table.name}")
@@ -380,16 +383,30 @@ def make_split(
         target = Standardiser.fit(data.y[train])
         _check_squares(table.name, target)
     y = data.y if target is None else target.transform(data.y)
-    whole = replace(
-        data,
-        x=arrays.cast(inputs.transform(data.x), dtype, "x"),
-        y=arrays.cast(y, dtype, "y") if is_number else y,
-        inputs=inputs,
-        target=target,
+    y = arrays.cast(y, dtype, "y") if is_number else y
+    of_train, of_test = (
+        replace(
+            data,
+            x=_standardised(table, inputs, rows, dtype),
+            y=y[rows],
+            inputs=inputs,
+            target=target,
+        )
+        for rows in (train, test)
     )
-    parts = whole.rows(train), whole.rows(test)
     task: Task = "regression" if is_number else "classification"
-    return Split(*parts, task, table.name, int(index), train, test, table.note, table.columns)
+    return Split(
+        of_train, of_test, task, table.name, int(index), train, test, table.note, table.columns
+    )
+
+
+def _standardised(table: Table, units: Standardiser, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inputs of some rows in these units, made piece by piece."""
+    x = table.data.x
+    found = Numbers((len(rows), *x.shape[1:]), dtype, is_large=table.is_on_disk, device=x.device)
+    for piece in pieces(len(rows), x.shape[1:]):
+        found.append(arrays.cast(units.transform(x[rows[piece]]), dtype, "x"))
+    return found.whole()
 
 
 def all_rows(split: Split) -> Split:
@@ -400,13 +417,25 @@ def all_rows(split: Split) -> Split:
     Returns:
         A split whose ``train`` and ``test`` both are all rows.
     """
-    parts = [part.to(dtype=torch.float64).raw() for part in (split.train, split.test)]
-    x, y = (torch.cat(pair) for pair in zip(*parts, strict=True))
-    data = replace(split.train, x=x, y=y, inputs=None, target=None)
+    parts = (split.train, split.test)
+    shape = (sum(map(len, parts)), *split.train.x.shape[1:])
+    is_on_disk = is_large_table(shape)
+    x = Numbers(shape, torch.float64, is_large=is_on_disk, device=split.train.x.device)
+    for part in parts:
+        for piece in pieces(len(part), shape[1:]):
+            x.append(_raw(part.x[piece], part.inputs))
+    y = torch.cat([_raw(part.y, part.target) for part in parts])
+    data = replace(split.train, x=x.whole(), y=y, inputs=None, target=None)
     task = "counts" if holds_counts(split) else split.task
-    every = torch.arange(len(x))
-    table = Table(data, task, split.name, split.note, split.columns)
+    every = torch.arange(len(y))
+    table = Table(data, task, split.name, split.note, split.columns, is_on_disk)
     return make_split(table, every, every, index=split.index)
+
+
+def _raw(values: Tensor, units: Standardiser | None) -> Tensor:
+    """Values in the user's units, in double precision; labels as they are."""
+    values = values.double() if values.is_floating_point() else values
+    return values if units is None else units.inverse(values)
 
 
 def _warn_of_constant_target(table: Table, train: Tensor) -> None:

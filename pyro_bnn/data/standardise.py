@@ -2,14 +2,16 @@ r"""Standardised units and the way back, :math:`z = (v - \mathrm{loc}) / \mathrm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.arrays import to_floating
+from pyro_bnn.data.on_disk import pieces
 from pyro_bnn.errors import DataError, ShapeError
 
 ROUNDING = 2  # how many relative roundings numbers that should be equal differ by
@@ -60,7 +62,9 @@ class Standardiser:
             )
 
     @classmethod
-    def fit(cls, values: Float[Tensor, "N ..."]) -> Standardiser:
+    def fit(
+        cls, values: Float[Tensor, "N ..."], rows: Int[Tensor, " R"] | None = None
+    ) -> Standardiser:
         """Take mean and standard deviation (of the population, as divided by N) over the rows.
 
         Both are those of distances to the middle of the range, in units of the largest: neither
@@ -69,6 +73,7 @@ class Standardiser:
         Args:
             values: ``[N]``, ``[N, I]``, or ``[N, C, ...]``; from three dimensions on, one
                 mean and scale a channel C. Pass float64 to lose nothing; whole numbers become that.
+            rows: Numbers of those that are taken; None for all. They are read piece by piece.
 
         Returns:
             A standardiser with shapes ``[]``, ``[I]``, or ``[C, 1, ...]``. A column without
@@ -78,15 +83,29 @@ class Standardiser:
         Raises:
             DataError: If there are no values, or a column varies by less than its dtype can hold.
         """
-        values = values if values.is_floating_point() else to_floating(values)
-        over, low, high = _range(values)
+        num_rows = len(values) if rows is None else len(rows)
+
+        def parts() -> Iterator[Tensor]:
+            for piece in pieces(num_rows, values.shape[1:]):
+                part = values[piece] if rows is None else values[rows[piece]]
+                yield part if part.is_floating_point() else to_floating(part)
+
+        ranges = [_range(part) for part in parts()] or [_range(values)]
+        low, high = (torch.stack(ends) for ends in zip(*ranges, strict=True))
+        low, high = low.amin(0), high.amax(0)
+        over, count = _over(values), num_rows * math.prod(values.shape[2:])
         middle = low / 2 + high / 2
         most = torch.maximum(high - middle, middle - low)
         most = torch.where(most > 0, most, torch.ones_like(most))
-        distances = (values - middle).div_(most)  # [N, I], within -1 .. 1; in place: it is large
-        mean = distances.mean(over, keepdim=True)
+        # distances [n, I] are within -1 .. 1; in place: they are large
+        sums = [(part - middle).div_(most).sum(over, keepdim=True) for part in parts()]
+        mean = torch.stack(sums).sum(0) / count
         loc = middle + most * mean
-        scale = most * distances.sub_(mean).square_().mean(over, keepdim=True).sqrt()
+        squares = [
+            (part - middle).div_(most).sub_(mean).square_().sum(over, keepdim=True)
+            for part in parts()
+        ]
+        scale = most * (torch.stack(squares).sum(0) / count).sqrt()
         constant = _is_rounding(low, high)
         loc = torch.where(constant, low, loc)
         unit = torch.maximum(low.abs(), high.abs()).clamp(min=1)  # so that rounding stays small
@@ -148,7 +167,7 @@ def constant_columns(values: Float[Tensor, "N ..."]) -> Bool[Tensor, "1 ..."]:
         >>> constant_columns(torch.tensor([[0.3, 1.0], [0.1 + 0.2, 2.0]], dtype=torch.float64))
         tensor([[ True, False]])
     """
-    _, low, high = _range(values)
+    low, high = _range(values)
     return _is_rounding(low, high)
 
 
@@ -165,7 +184,7 @@ def check_steps(
     Raises:
         DataError: Names the first such column.
     """
-    _, low, high = _range(values)
+    low, high = _range(values)
     step = torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs()) / 2
     bad = (step > 1) & (low < high) & (high / 2 - low / 2 < FEWEST_STEPS * step / 2)
     if bad.any():
@@ -180,12 +199,17 @@ def check_steps(
         )
 
 
-def _range(values: Tensor) -> tuple[list[int], Tensor, Tensor]:
-    """The dimensions that a column spans, and its smallest and largest value."""
+def _range(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and largest value of each column."""
     if values.numel() == 0:
         raise DataError(f"values {list(values.shape)} have no mean: expected [N] or [N, I], N > 0")
-    over = [0, *range(2, values.ndim)]
-    return over, values.amin(over, keepdim=True), values.amax(over, keepdim=True)
+    over = _over(values)
+    return values.amin(over, keepdim=True), values.amax(over, keepdim=True)
+
+
+def _over(values: Tensor) -> list[int]:
+    """The dimensions that a column spans."""
+    return [0, *range(2, values.ndim)]
 
 
 def _is_rounding(low: Tensor, high: Tensor) -> Tensor:

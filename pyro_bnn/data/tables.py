@@ -6,7 +6,11 @@ import codecs
 import contextlib
 import gzip
 import io
+import itertools
+import mmap
+import re
 import sys
+import tempfile
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -16,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.data import on_disk
 from pyro_bnn.data.arrays import EXACT
 from pyro_bnn.errors import DataError
 from pyro_bnn.files.atomic import is_stream
@@ -48,6 +53,15 @@ def read_text(path: Path, *, once: bool = False) -> str:
 def read_bytes(path: Path, *, once: bool = False) -> bytes:
     """Read the bytes of a text file in UTF-8, without a byte order mark.
 
+    This is :func:`read_large`, all of whose bytes are in memory.
+    """
+    data = read_large(path, once=once)
+    return data if isinstance(data, bytes) else data[:]
+
+
+def read_large(path: Path, *, once: bool = False) -> bytes | mmap.mmap:
+    """Read the bytes of a text file in UTF-8, without a byte order mark; many lie on the disk.
+
     Args:
         path: The file, packed by gzip where it ends in ``.gz``.
         once: Whether a pipe or device is read too, which can be read only once, and standard input
@@ -69,26 +83,56 @@ def read_bytes(path: Path, *, once: bool = False) -> bytes:
             if is_packed
             else path.open("rb")
         ) as stream:
-            buffer = io.BytesIO()  # a join would hold all blocks beside the whole
-            buffer.writelines(_blocks(stream, path, is_packed))
-            data = buffer.getvalue().removeprefix(codecs.BOM_UTF8)
+            data = _joined(_checked(_blocks(stream, path, is_packed), path))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{str(path)!r} is truncated or not of gzip: {error}") from error
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    for start, kind in OTHER_KINDS.items():
-        if data.startswith(start):
-            raise DataError(f"{str(path)!r} is {kind}")
-    try:
-        if not data.isascii():
-            data.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{str(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8"
-        ) from error
-    if not data.strip():
+    if not re.search(rb"\S", data):
         raise DataError(f"{str(path)!r} is empty")
     return data
+
+
+def _joined(blocks: Iterator[bytes]) -> bytes | mmap.mmap:
+    """All blocks: in memory, or in a file that ends with the process where they are many."""
+    buffer = io.BytesIO()  # a join would hold all blocks beside the whole
+    for block in blocks:
+        buffer.write(block)
+        if on_disk.is_large(buffer.tell()):
+            break
+    else:
+        return buffer.getvalue()
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for block in itertools.chain([buffer.getvalue()], blocks):
+            with on_disk.refused("the text of a table"):
+                file.write(block)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _checked(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """The blocks of a text in UTF-8, without its byte order mark.
+
+    Raises:
+        DataError: If it is of another kind.
+    """
+    decoder, start = codecs.getincrementaldecoder("utf-8")(), 0
+    for number, block in enumerate(itertools.chain(blocks, [b""])):
+        if not number:
+            for beginning, kind in OTHER_KINDS.items():
+                if block.startswith(beginning):
+                    raise DataError(f"{str(path)!r} is {kind}")
+        own = block if number else block.removeprefix(codecs.BOM_UTF8)
+        pending = len(decoder.getstate()[0])  # of a letter that the block before begins
+        try:
+            if pending or not own.isascii():
+                decoder.decode(own, final=not own)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{str(path)!r} is not UTF-8 text (byte {start - pending + error.start}); save it "
+                "as UTF-8"
+            ) from error
+        start += len(own)
+        yield own
 
 
 def check_packing(num_fields: int, path: Path) -> None:

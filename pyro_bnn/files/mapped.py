@@ -33,6 +33,7 @@ class MappedFile:
             temporary files (``TMPDIR``).
         is_whole: Whether there is a file that holds all its numbers: no room is taken, and one
             that may not be written is read.
+        what: What the numbers are, in messages.
 
     Attributes:
         folder: Where the file is.
@@ -55,10 +56,11 @@ class MappedFile:
         path: Path | None = None,
         *,
         is_whole: bool = False,
+        what: str = "draws",
     ) -> None:
         self.folder = tempfile.gettempdir() if path is None else str(path.parent)
         self.num_bytes = num_bytes
-        self._path = path
+        self._path, self._what = path, what
         with self._refused():
             self._file: IO[bytes] = _opened(path, is_whole)
             weakref.finalize(self, self._file.close)
@@ -69,7 +71,7 @@ class MappedFile:
         held = os.fstat(self._file.fileno())
         if held.st_size > self.num_bytes:
             raise FileFormatError(
-                f"{self._path} holds {held.st_size} bytes, but {self.num_bytes} of draws "
+                f"{self._path} holds {held.st_size} bytes, but {self.num_bytes} of {self._what} "
                 "belong there: it is another file"
             )
         taken = held.st_blocks * 512 if hasattr(held, "st_blocks") else held.st_size
@@ -127,10 +129,13 @@ class MappedFile:
                 if self._path is None
                 else "choose a folder with more room"
             )
+            fewer = "or take fewer rows"
+            if self._what == "draws":
+                fewer = "keep fewer draws, or raise the bound on memory"
             raise OutputError(
-                f"cannot write {readable(self.num_bytes)} of draws to {self._path or self.folder}, "
-                f"which has {free} free: {error.strerror or error}; {remedy}, keep fewer draws, or "
-                "raise the bound on memory"
+                f"cannot write {readable(self.num_bytes)} of {self._what} to "
+                f"{self._path or self.folder}, which has {free} free: {error.strerror or error}; "
+                f"{remedy}, {fewer}"
             ) from error
 
 
