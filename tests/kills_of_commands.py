@@ -90,8 +90,8 @@ class Series:
             found = [*Path(temporary).glob("pyro-bnn-*"), *Path(temporary).glob("pymp-*")]
             return Life(process.returncode, out, err, [path.name for path in found])
 
-    def check(self, life: Life) -> None:
-        """What was said to have ended is on disk, and stays there."""
+    def check(self, life: Life) -> int:
+        """What was said to have ended is on disk, and stays there; how many fits are there."""
         counts = Counter(HAS_ENDED.findall(life.out))  # of trust there is one for each seed
         for name, stem in file_names(counts).items():
             kept = [path for path in self.ended if path.stem.endswith(stem)]
@@ -110,6 +110,7 @@ class Series:
         self.complete = now
         if life.code in (-signal.SIGTERM, 128 + signal.SIGTERM):
             _check_sigterm(life)
+        return len(self.ended)
 
 
 def is_after(moment: float) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kills_of_commands import Series, assert_same
+from tests.kills_of_commands import Life, Series, assert_same
 
 COMMAND = (
     *("compare", "--data", "moons", "--hidden", "2", "--steps", "300"),
@@ -29,3 +29,20 @@ def test_a_comparison_that_is_ended_loses_no_fit_that_had_ended(tmp_path: Path) 
         assert parts.has(count)
     assert parts.live().code == 0
     assert_same(parts.out, whole.out)
+
+
+def test_what_a_kill_has_lost_is_seen(tmp_path: Path) -> None:
+    said, series = "AutoNormal    1.2 s  (SVI, 300 steps)\n", Series(COMMAND, tmp_path)
+    assert series.check(Life(-signal.SIGKILL, "", "", [])) == 0
+    with pytest.raises(AssertionError, match="AutoNormal"):  # it is not on disk
+        series.check(Life(-signal.SIGKILL, said, "", []))
+    for life in (
+        Life(143, "", "Traceback", []),
+        Life(143, "", "pyro-bnn: interrupted by SIGTERM\n", []),  # and how to go on?
+        Life(143, "", "pyro-bnn: interrupted by SIGTERM; to go on: pyro-bnn compare\n", ["pymp-1"]),
+    ):
+        with pytest.raises(AssertionError):
+            series.check(life)
+    series.check(
+        Life(143, "", "pyro-bnn: interrupted by SIGTERM; to go on: pyro-bnn compare\n", [])
+    )

@@ -28,6 +28,7 @@ COMMANDS = {
     "sbc": ("sbc", *MOONS, "--method", "auto-normal", "--rows", "10", "--simulations", "40"),
     "fit": ("fit", *MOONS, "--method", "auto-normal"),
 }
+FITS = {"compare": 3, "compare side by side": 3, "trust": 4, "sbc": 0, "fit": 1}  # that are told
 KILLS, TERMS = 8, 4  # of each command: 40 and 20
 
 
@@ -40,18 +41,20 @@ def test_commands_that_are_ended_lose_nothing_that_had_ended(
     command, rng = COMMANDS[case], np.random.default_rng(200 + list(COMMANDS).index(case))
     whole = Series(command, tmp_path / "whole")
     start = time.monotonic()
-    assert whole.live().code == 0
+    life = whole.live()
+    assert life.code == 0
+    assert len(HAS_ENDED.findall(life.out)) == FITS[case]
     length = time.monotonic() - start
     signals = [signal.SIGKILL] * KILLS + [signal.SIGTERM] * TERMS
     rng.shuffle(signals)
-    series, ended, number, early = None, 0, 0, 0
+    series, ended, kept, number, early = None, 0, 0, 0, 0
     while signals:
         series = series or Series(command, tmp_path / f"parts-{number}")
         number += 1
         by = signal.Signals(signals[-1])
         end = time.monotonic() + float(rng.uniform(0.05, 1)) * length
         life = series.live(partial(is_after, end), by)
-        series.check(life)
+        kept += series.check(life)
         ended += len(HAS_ENDED.findall(life.out))
         early += life.code == -signal.SIGTERM
         if life.code == 0:  # it was faster than the signal
@@ -63,4 +66,6 @@ def test_commands_that_are_ended_lose_nothing_that_had_ended(
     if series is not None:
         assert series.live().code == 0
         assert_same(series.out, whole.out)
-    record(kills=KILLS, terms=TERMS, terms_before_the_command=early, fits_ended=ended)
+    record(
+        kills=KILLS, terms=TERMS, terms_before_the_command=early, fits_ended=ended, fits_kept=kept
+    )
