@@ -34,7 +34,6 @@ from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import pyro_bnn as bnn
@@ -576,28 +575,6 @@ def dropout(said: Said) -> None:
         SHORT.run(bnn.bayesian(net, NORMAL), ROWS)
     fits(bnn.bayesian_dropout(net), engine=bnn.MCDropout(num_steps=20))
     fits(bnn.bayesian(net.eval(), NORMAL))
-
-
-class Attention(nn.Module):
-    """Three words of one number; torch's attention over them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.three, self.head = nn.Linear(1, 24), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        q, k, v = self.three(x.unsqueeze(-1)).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4)
-        found = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.head(found.flatten(1, 2).mean(1))
-
-
-@row("fused attention under Laplace")
-def fused_attention(said: Said) -> None:
-    model, engine = bnn.bayesian(Attention(), NORMAL), bnn.Laplace(num_steps=20)
-    with said():
-        engine.run(model, ROWS)
-    with sdpa_kernel(SDPBackend.MATH):
-        fits(model, engine=engine)
 
 
 @row("a dict of inputs")

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pyro_bnn.errors import ModelError
@@ -22,6 +23,27 @@ def without_vmap_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention of torch as matrix products, which have second and forward derivatives."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Attention in evaluation mode by kernels that have a derivative: torch's fast path has none.
+
+    Torch takes it where no parameter asks for a gradient, as where draws stand in for weights.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def batched_or_looped(fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool) -> tuple[T, str]:

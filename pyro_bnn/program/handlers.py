@@ -29,6 +29,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
+from pyro_bnn.program.batched import without_fast_path
 from pyro_bnn.program.dependence import PARAMETER, Marks
 from pyro_bnn.program.distributions import _zeros_like, base_distribution
 from pyro_bnn.program.random_state import empty_store, isolated
@@ -348,6 +349,7 @@ def evaluate(
     with (
         poutine.block(),  # handlers around the engine are not the model's
         without_validation(),
+        without_fast_path(),
         empty_store(),
         _without_registration_warnings(),
         evaluation,

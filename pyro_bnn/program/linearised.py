@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import ModelError
 from pyro_bnn.priors.prior import tensors_of
-from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.batched import plain_attention, without_vmap_warnings
 from pyro_bnn.program.contract import explained
 from pyro_bnn.program.handlers import Evaluate, latents_of_density, marked_run
 from pyro_bnn.program.program import Program
@@ -76,7 +76,8 @@ class LinearisedProgram(Program):
 
     def _f(self, z: Tensor, x: Tensor, params: Params | None) -> Tensor:
         """The network's own f ``[N, F]``."""
-        return cast(Tensor, self._run_at(self.constrain(z), x, None, params).f)
+        with plain_attention():
+            return cast(Tensor, self._run_at(self.constrain(z), x, None, params).f)
 
     def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:
         """F ``[N, F]`` and its Jacobian ``[N, F, P]`` at the point; none where that is too large.

@@ -22,6 +22,7 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, normal_entries
 from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.program.batched import plain_attention
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -109,7 +110,8 @@ class MinusLogJoint:
         share = len(x) / len(self.rows.x)  # each chunk's likelihood is scaled by N/B
 
         def value(z: Tensor) -> Tensor:
-            return -share * self.program.log_joint(z, Batch(x, y), self._params)
+            with plain_attention():
+                return -share * self.program.log_joint(z, Batch(x, y), self._params)
 
         slope, at = torch.func.grad_and_value(value)(z)
         return at, slope

@@ -25,7 +25,7 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.natural.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
-from pyro_bnn.program.batched import refused_as, without_vmap_warnings
+from pyro_bnn.program.batched import plain_attention, refused_as, without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -231,7 +231,8 @@ class RowTermsOf:
 
     def _with_hessian(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         nll, gradient = self._with_none(z, x, y)
-        hessian = torch.func.jacrev(torch.func.grad(self._row_nll))(z, x, y)
+        with plain_attention():
+            hessian = torch.func.jacrev(torch.func.grad(self._row_nll))(z, x, y)
         return nll, gradient, hessian if self._is_full else hessian.diagonal()
 
     def _with_ggn(self, z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
