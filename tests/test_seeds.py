@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from pyro_bnn import prior_predictive
 from pyro_bnn.diagnostics import simulation_based_calibration
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoNormal
@@ -58,3 +60,15 @@ def test_of_estimators(cls: type[Any], seed: Any) -> None:
 def test_of_simulations() -> None:
     with refused():
         simulation_based_calibration(model(), X, SVI(AutoNormal, num_steps=2), seed=TOO_LARGE)
+
+
+def test_a_seed_of_numpy_is_that_number() -> None:
+    posterior = plain_fit("SVI")
+    reads: list[Callable[[Any], torch.Tensor]] = [
+        lambda seed: prior_predictive(model(), X, 5, seed=seed).function_draws,
+        lambda seed: posterior.predict(X, 5, seed=seed).draws,
+        lambda seed: posterior.function_draws(X, 5, seed=seed),
+        lambda seed: posterior.log_likelihood((X, Y), 5, seed=seed),
+    ]
+    for read in reads:
+        torch.testing.assert_close(read(np.int64(3)), read(3), rtol=0, atol=0)

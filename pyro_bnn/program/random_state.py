@@ -34,6 +34,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     with _one_at_a_time[0], own_generators(), empty_store():
         if seed is not None:
             check_seed(seed)
+            seed = operator.index(seed)  # it may be an integer of NumPy
             if torch.accelerator.is_available():
                 torch.manual_seed(seed)
             else:  # torch's own function takes a trace of the stack, three times
