@@ -242,6 +242,7 @@ POINTS = torch.linspace(-1, 1, 18).reshape(9, 2)
     [
         (classifier(nn.Softmax(-1), 3, likelihoods.Categorical(3)), LABELS, "Softmax"),
         (classifier(nn.Sigmoid(), 1, likelihoods.Bernoulli()), (LABELS > 0).long(), "Sigmoid"),
+        (classifier(nn.Sigmoid(), 3, likelihoods.Categorical(3)), LABELS, "Sigmoid"),
     ],
 )
 def test_probabilities_that_are_taken_for_logits_are_warned_of(
@@ -280,6 +281,7 @@ def with_probs(x: Tensor, y: Tensor | None = None) -> Any:
         (with_probs, LABELS),
         (classifier(nn.Identity(), 3, likelihoods.Categorical(3)), LABELS),
         (classifier(nn.LogSoftmax(-1), 3, likelihoods.Categorical(3)), LABELS),
+        (classifier(nn.ReLU6(), 3, likelihoods.Categorical(3)), LABELS),
         (classifier(nn.Identity(), 1, likelihoods.Bernoulli()), (LABELS > 0).long()),
         (classifier(nn.Sigmoid(), 1, likelihoods.Normal(0.1)), POINTS[:, 0]),
         (of_two(WEIGHTS, sigmoid, lambda f: dist.Bernoulli(0.01 + 0.98 * f)), (LABELS > 0) * 1.0),

@@ -137,19 +137,18 @@ class FewRows:
             BNNWarning: Names the layer that ends such a network, and what to do.
         """
         fn = base_distribution(self.whole.observed["fn"])
-        if isinstance(fn, dist.Categorical):
-            layer, takes = "Softmax", "Categorical(probs=f)"
-        elif isinstance(fn, dist.Bernoulli):
-            layer, takes = "Sigmoid", "Bernoulli(f)"
-        else:
-            return
-        if not _are_logits(self.whole.f, fn):
+        is_of_classes = isinstance(fn, dist.Categorical | dist.Bernoulli)
+        if not is_of_classes or not _are_logits(self.whole.f, fn):
             return
         far = 10 * self.moved()  # where logits are far from 0, or one of these draws is no chance
         with torch.no_grad():
             runs = self.whole, *(self.at(self.constrain(z)) for z in (far, -far))
-        if not all(run is not None and _are_probabilities(run.f, fn) for run in runs):
+        if not all(run is not None and _are_probabilities(run.f) for run in runs):
             return
+        sums = cast(Tensor, self.whole.f).reshape(fn.logits.shape).sum(-1)
+        is_softmax = isinstance(fn, dist.Categorical) and bool(((sums - 1).abs() < ROUNDING).all())
+        layer = "Softmax" if is_softmax else "Sigmoid"
+        takes = "Categorical(probs=f)" if isinstance(fn, dist.Categorical) else "Bernoulli(f)"
         warnings.warn(
             f"f are probabilities already, as behind a {layer}, and the likelihood takes them for "
             f"logits, so that no class can be nearly sure: leave out the {layer} at the end of the "
@@ -214,14 +213,9 @@ def _are_logits(f: Tensor | None, fn: Any) -> bool:
     return _are_close(fn.logits, own, ROUNDING)
 
 
-def _are_probabilities(f: Tensor | None, fn: Any) -> bool:
-    """Whether numbers, not all 0, lie between 0 and 1 and those of all classes have sum 1."""
-    if f is None or not bool(((f >= 0) & (f <= 1)).all() & (f > 0).any()):
-        return False
-    if not isinstance(fn, dist.Categorical):
-        return True
-    sums = f.reshape(fn.logits.shape).sum(-1)
-    return fn.logits.shape[-1] > 1 and bool(((sums - 1).abs() < ROUNDING).all())
+def _are_probabilities(f: Tensor | None) -> bool:
+    """Whether numbers, not all 0, lie between 0 and 1."""
+    return f is not None and bool(((f >= 0) & (f <= 1)).all() & (f > 0).any())
 
 
 def _shaken(values: Tensor) -> Tensor:
