@@ -277,14 +277,17 @@ class Fields:
             return self._categories(
                 name, f"of codes with leading zeros, such as {shown(_code(text))},"
             )
-        if not np.isnan([number(field) for field in text]).any():
+        values = set(text)  # once each: there may be few
+        if not any(math.isnan(number(field)) for field in values):
             return Column(name)
-        other = [i for i, field in enumerate(text) if math.isnan(number(field, {}))]
-        commas = [
-            i
-            for i in other
-            if not all(math.isnan(number(text[i].replace(",", to), {})) for to in (".", ""))
-        ]
+        words = {field for field in values if math.isnan(number(field, {}))}
+        with_comma = {
+            field
+            for field in words
+            if not all(math.isnan(number(field.replace(",", to), {})) for to in (".", ""))
+        }
+        other = [i for i, field in enumerate(text) if field in words]
+        commas = [i for i in other if text[i] in with_comma]
         if 2 * (len(text) - len(other) + len(commas)) > len(text):
             hint = "write decimals with a point, 1.5, and thousands without a separator, 1500"
             self.refuse(name, commas, "commas in its numbers,", hint)
@@ -599,6 +602,8 @@ def _split(line: str, separator: str) -> list[str]:
 
 def _fault(header: list[str], min_columns: int) -> str:
     """What a header has that it should not have; empty where it can be used."""
+    if not header:
+        return "no columns"
     if len(header) < min_columns:
         return (
             f"one column, {header[0]!r}; expected inputs and a target, separated by commas, "

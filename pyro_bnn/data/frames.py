@@ -219,9 +219,12 @@ def _texts(column: Any) -> list[str]:
 
     Dates have missing values of their own, NaT, which ``na_value`` is not written over.
     """
+    if is_categorical(column):
+        levels = [*map(str, column.cat.categories), str(np.nan)]
+        return [levels[code] for code in column.cat.codes]
     numbers = column.dtype.kind == "f"  # float32 and wider ones have all their digits in float64
     values = column.to_numpy(dtype=np.float64 if numbers else object, na_value=np.nan)
     fields = np.where(column.isna(), np.nan, values).tolist()
     if numbers:  # those beyond 2^53 not as whole numbers, of which they are none
         return [f"{value:.16e}" if abs(value) >= EXACT else str(value) for value in fields]
-    return [str(value) if is_categorical(column) else str(value).strip() for value in fields]
+    return [str(value).strip() for value in fields]

@@ -13,6 +13,7 @@ import torch
 
 from pyro_bnn.data.labels import Task
 from pyro_bnn.data.split import Split, check_index, make_split, published_split, table_of_arrays
+from pyro_bnn.data.tables import check_packing
 from pyro_bnn.errors import DataError, ShapeError
 from pyro_bnn.files.machine import machine_bytes
 
@@ -34,8 +35,8 @@ def load_npz(path: Path, task: Task | None = None, index: int = 0) -> Split:
 
     Raises:
         DataError: If the file is missing, truncated, no NPZ, holds Python objects or other arrays,
-            declares arrays that it does not hold or that exceed the memory of this machine, or for
-            what :func:`from_arrays` refuses.
+            unpacks to far more than its size, declares arrays that it does not hold or that exceed
+            the memory of this machine, or for what :func:`from_arrays` refuses.
         ShapeError: If shapes do not fit each other.
         OptionError: If ``index`` is out of range.
     """
@@ -68,7 +69,9 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             members = {m.filename[:-4]: m for m in file.infolist() if m.filename.endswith(".npy")}
             keys = SPLIT_KEYS if set(SPLIT_KEYS) <= set(members) else ("x", "y")
             used = {key: members[key] for key in keys if key in members}
-            _check_memory(sum(member.file_size for member in used.values()), path)
+            num_bytes = sum(member.file_size for member in used.values())
+            check_packing(num_bytes, path, "write it by numpy.savez, which does not pack")
+            _check_memory(num_bytes, path)
             declared = 0
             for member in used.values():
                 with file.open(member) as stream:

@@ -135,12 +135,15 @@ def _checked(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
         yield own
 
 
-def check_packing(num_fields: int, path: Path) -> None:
+def check_packing(
+    num_fields: int, path: Path, remedy: str = "unpack it or write it as CSV"
+) -> None:
     """Refuse a packed file that declares far more than such files hold.
 
     Args:
         num_fields: Numbers or bytes of text that it holds.
         path: The file.
+        remedy: What to do with one that holds them all the same.
 
     Raises:
         DataError: If they are more than 200 for each of its bytes, and many.
@@ -148,7 +151,7 @@ def check_packing(num_fields: int, path: Path) -> None:
     if num_fields > max(BLOCK, PACKED * path.stat().st_size):
         raise DataError(
             f"{str(path)!r} unpacks to more than {PACKED} times its size: it is no table; if it "
-            "is one, unpack it or write it as CSV"
+            f"is one, {remedy}"
         )
 
 

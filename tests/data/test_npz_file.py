@@ -155,10 +155,25 @@ def test_arrays_are_counted_as_three_copies_in_float64(
 def test_an_array_that_memory_cannot_hold_in_float64_is_refused_unread(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    np.savez_compressed(path, x=np.zeros((1_000_000, 20), np.uint8), y=np.zeros(1_000_000, np.int8))
+    np.savez(path, x=np.zeros((1_000_000, 20), np.uint8), y=np.zeros(1_000_000, np.int8))
     monkeypatch.setattr(npz_file, "machine_bytes", lambda: 3 * 8 * 21_000_000 - 1)
     tracemalloc.start()
     with pytest.raises(DataError, match=r"needs about 0\.5 GiB of memory"):
         load_npz(path)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
+
+
+def test_arrays_that_are_packed_closely_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    """Text of a fixed width too: one long label among others is written as long for each row."""
+    path, x = tmp_path / "bomb.npz", np.arange(600.0)[:, None]
+    y = np.array(["a", "b"] * 299 + ["c" * 20_000, "d"])
+    np.savez_compressed(path, x=x, y=y)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"200 times its size.*write it by numpy\.savez"):
+        load_npz(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5e6
+    np.savez(path, x=x, y=y)
+    assert load_npz(path).train.class_names == ("a", "b", "c" * 20_000, "d")

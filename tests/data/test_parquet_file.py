@@ -2,6 +2,7 @@
 
 import builtins
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,75 @@ def test_damaged_files_and_files_that_declare_too_much(tmp_path: Path) -> None:
         path.write_bytes(damage)
         with pytest.raises(DataError, match="is truncated or no Parquet file"):
             load(path)
+
+
+LONG = 200_000  # characters of a field
+
+
+@pytest.mark.parametrize("dtype", [object, "category"])
+@pytest.mark.parametrize("target", ["kind", "y"])
+def test_long_text_that_repeats_is_one_text_in_memory(
+    dtype: Any, target: str, tmp_path: Path
+) -> None:
+    """A file of 12 KB took 2 GB: a copy of a text of 200 KB for each of its rows, twice."""
+    path = tmp_path / "t.parquet"
+    values = [letter * LONG for letter in "abc"]
+    kind = pd.Categorical.from_codes([0, 1, 2] * 300, values).astype(dtype)
+    pd.DataFrame({"kind": kind, "y": np.arange(900.0)}).to_parquet(path)
+    del kind
+    pyarrow = pytest.importorskip("pyarrow")
+    pool = pyarrow.system_memory_pool()
+    before = pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        split = load(path, target=target)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        pyarrow.set_memory_pool(before)
+    assert peak < 50e6
+    assert pool.max_memory() < 50e6
+    names = tuple(f"kind={value}" for value in values) if target == "y" else ("y",)
+    assert split.train.input_names == names
+    assert split.train.class_names == (None if target == "y" else tuple(values))
+
+
+def test_text_that_is_packed_closely_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    text = [f"{i}{'x' * 1_000_000}" for i in range(40)]
+    pd.DataFrame({"a": text, "y": np.arange(40.0)}).to_parquet(path, compression="gzip")
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size"):
+        load(path)
+
+
+def test_a_file_without_columns_and_categories_of_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame().to_parquet(path)
+    with pytest.raises(DataError, match=r"t.parquet' has no columns"):
+        load(path)
+    pd.DataFrame({"a": pd.Categorical([b"x", b"y"] * 9), "y": np.arange(18.0)}).to_parquet(path)
+    with pytest.raises(DataError, match=r"column 'a' is of type dictionary.*binary"):
+        load(path)
+
+
+@pytest.mark.parametrize("forged", ["{", "[1]", '{"columns": [{}]}', '{"columns": 1}'])
+def test_what_a_file_says_of_pandas_is_not_trusted(forged: str, tmp_path: Path) -> None:
+    pyarrow, path = pytest.importorskip("pyarrow"), tmp_path / "t.parquet"
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"a": np.arange(9.0), "y": np.arange(9.0)})
+    pq.write_table(table.replace_schema_metadata({"pandas": forged}), path)
+    with pytest.raises(DataError, match="is truncated or no Parquet file"):
+        load(path)
+
+
+def test_the_index_of_a_frame_is_no_input(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    frame = pd.DataFrame({"a": np.arange(18.0), "y": np.arange(18.0)})
+    pairs = pd.MultiIndex.from_product([["u", "v"], range(9)], names=["a of", None])
+    for index in (pd.Index(["row"] * 18), pd.Index(range(18), name="b"), pairs):
+        frame.set_index(index).to_parquet(path)
+        assert load(path).train.input_names == ("a",)
 
 
 def test_without_pyarrow_the_message_says_how_to_install_it(
