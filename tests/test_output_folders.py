@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from pyro_bnn.cli.saved_fit import SavedFit
 from tests.command_line import run
 from tests.rows import houses
 
@@ -69,3 +71,48 @@ def test_no_command_follows_a_link_in_its_folder(
         assert not Path("out", file).is_symlink()
         assert Path("out", file).stat().st_size > 40
         assert Path(f"victim {number}").read_text() == "of somebody else"
+
+
+@pytest.mark.slow("runs whole commands")
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes there")
+@pytest.mark.parametrize("command", ["compare", "fit"])
+def test_folders_and_files_whose_names_are_no_text(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
+) -> None:
+    """The command is written into pages and fits; after all fits that ended in a traceback."""
+    monkeypatch.chdir(tmp_path)
+    data, out = "houses \udcff.csv", "out %20 é \udcff"
+    houses().to_csv(data, index=False)
+    options, files = COMMANDS[command]
+    done = run(command, *options, "--data", data, "--out", out)
+    assert done.code == 0, done.err
+    assert sorted(path.name for path in Path(out).iterdir()) == sorted(files)
+    if command == "fit":
+        loaded = SavedFit.load(out)
+        assert loaded.command.endswith(out + "'")
+        return
+    page = Path(out, "index.html").read_text(encoding="utf-8")
+    assert "out %20 é \\udcff" in page
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("compare", "--methods", "auto-delta", "--data"),
+        ("compare", "--methods", "auto-delta", *FITS, "--out"),
+        ("compare", "--methods", "auto-delta", *FITS, "--out", "out", "--checkpoint"),
+        ("predict", "houses.csv", "--posterior"),
+        ("report",),
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_is_too_long_is_one_line(
+    args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    houses().to_csv("houses.csv", index=False)
+    done = run(*args, "x" * 300)
+    assert done.code == 1
+    assert "File name too long; ch" in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import shlex
 import sys
@@ -44,6 +45,8 @@ __all__ = ["app", "main"]
 
 FAILURES = (DataError, DivergenceError, FileFormatError, OutputError, ShapeError)
 """What may go wrong with a command that is right."""
+OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.ENOSPC)
+"""Errors of paths that say nothing against this package."""
 INTERRUPTED = 130  # what click makes of an interrupt
 COLLECT_AFTER = 50_000  # objects made, in place of 700
 
@@ -55,8 +58,8 @@ def main(args: Sequence[str] | None = None) -> int:
     2; those of data, files, disks and fits that diverge one line and 1; a verdict that --fail-on
     names one line and 3; Ctrl-C one line, on how a run that was saved goes on, and 130, SIGTERM and
     SIGHUP the same and 143 and 129; a standard output that does not take all that is printed one
-    line at the end and 1, and so is memory that does not suffice; any other exception is a bug and
-    keeps its traceback.
+    line at the end and 1, and so are memory that does not suffice and a path that is too long or
+    not for this user; any other exception is a bug and keeps its traceback.
 
     Args:
         args: Arguments after the program's name; by default those of the process.
@@ -100,9 +103,11 @@ def _run(args: list[str]) -> int | None:
     except (MemoryError, RuntimeError, OSError) as error:
         from pyro_bnn.memory import is_exceeded
 
-        if not is_exceeded(error):
-            raise
-        return fail(TOO_LARGE, FAILURE)
+        if is_exceeded(error):
+            return fail(TOO_LARGE, FAILURE)
+        if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
+            return fail(f"{error.filename}: {error.strerror}; choose another path", FAILURE)
+        raise
     return None if code == INTERRUPTED else int(code or 0)
 
 

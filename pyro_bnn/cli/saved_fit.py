@@ -154,7 +154,7 @@ class SavedFit:
         ):
             self.posterior.save(posterior)
             training_file.write(self.novelty, training)
-            fit.write_text(text + "\n", encoding="utf-8")
+            fit.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> SavedFit:

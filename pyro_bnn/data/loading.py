@@ -85,7 +85,7 @@ def load(
     if isinstance(name_or_path, str) and name in _loaders():
         return _registered(name, target, task, split)
     path = Path(name).expanduser()
-    if not path.exists():
+    if not _is_there(path):
         if isinstance(name_or_path, str) and not _looks_like_path(name):
             raise UnknownNameError("data set", name, names())
         raise DataError(f"no file or folder {str(path)!r}; check the path")
@@ -125,6 +125,15 @@ def _loaders() -> dict[str, Callable[[str, int], Split]]:
         **dict.fromkeys(SKLEARN_SETS, load_sklearn),
         **dict.fromkeys(uci_sets(), load_uci),
     }
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a name that is too long, a folder of another user
+        raise DataError(
+            f"{str(path)!r} cannot be read: {error.strerror}; check the path"
+        ) from error
 
 
 def is_table(path: Path) -> bool:

@@ -175,18 +175,18 @@ def check_file(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, follow: bool = True) -> None:
-    """Writes a text file in UTF-8; an old file stays until the new one is complete.
+    r"""Writes a text file in UTF-8; an old file stays until the new one is complete.
 
     Args:
         path: The file; see `files.atomic.output`.
-        text: Its contents.
+        text: Its contents. Bytes of names of files that are no text are written as ``\udcff``.
         follow: As of `output`.
 
     Raises:
         OutputError: If it cannot be written; says why.
     """
     with written(path, follow=follow) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager
