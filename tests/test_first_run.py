@@ -12,6 +12,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_bnn import priors
 from pyro_bnn.errors import ModelError, SiteError
 from pyro_bnn.program.contract import CORRECTED
 from pyro_bnn.program.program import Program
@@ -164,3 +165,43 @@ def test_a_site_of_as_many_numbers_as_rows_is_named(times: int) -> None:
         with pytest.raises(SiteError, match=expected) as caught:
             Program(model_of(lambda x, w: x[:, 0] * w[: len(x)], prior), *rows(num_rows))
         assert caught.match("write the size of 'w' as a number, or after the columns, x.shape")
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_an_improper_prior_without_draws_is_refused_with_the_one_that_has_them(
+    shape: tuple[int, ...],
+) -> None:
+    def model(prior: Any) -> Any:
+        return model_of(lambda x, w: x[:, :1].squeeze(-1) * w.sum(), lambda _: prior)
+
+    prior = dist.ImproperUniform(dist.constraints.real, (), shape)
+    for num_rows in (12, 250):
+        with pytest.raises(
+            SiteError, match="prior of 'w' is ImproperUniform, which has no"
+        ) as caught:
+            Program(model(prior), *rows(num_rows))
+        assert caught.match(r"priors\.Flat\(\)\.distribution\(torch\.Size\(\[\.\.\.\]\)\)")
+    flat = Program(model(priors.Flat().distribution(torch.Size(shape))), *rows(12))
+    assert flat.log_prior(flat.initial, rows(12)[0]).item() == 0  # the density is 1
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_an_f_that_is_recorded_inside_the_plate_is_told_what_to_write(*, columns: bool) -> None:
+    def model(event_dim: int | None) -> Any:
+        def inside(x: Tensor, y: Tensor | None = None) -> Any:
+            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            f = x @ w
+            with pyro.plate("data", len(x)):
+                f = pyro.deterministic("f", f.unsqueeze(-1) if columns else f, event_dim)
+                return pyro.sample("y", dist.Normal(f, 0.1).to_event(f.ndim - 1), obs=y)
+
+        return inside
+
+    for num_rows in (12, 250):
+        with pytest.raises(ModelError, match=r"pass event_dim=f\.ndim - 1") as caught:
+            Program(model(None), *rows(num_rows))
+        assert caught.match(r"pyro\.deterministic\('f', \.\.\.\) inside the plate .data. takes all")
+        assert "pyro.condition" not in str(caught.value)
+    x, y = rows(12)
+    taken, z = Program(model(int(columns)), x, y), torch.tensor([0.5, -1.0])
+    torch.testing.assert_close(taken.function(z, x)[:, 0], x @ z)

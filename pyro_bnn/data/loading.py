@@ -19,6 +19,7 @@ from pyro_bnn.data.uci import load_uci, uci_sets
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 TEXTS = (".csv", ".tsv", ".txt")
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 
 
 def names() -> list[str]:
@@ -96,6 +97,11 @@ def load(
         return published_split(table, split, path.name)
     if suffix == ".zip":
         raise DataError(f"{str(path)!r} is an archive: unpack it, and give the table in it")
+    if suffix in SPREADSHEETS:
+        raise DataError(
+            f"{str(path)!r} is a spreadsheet: save its sheet as CSV and give that, or in Python "
+            "read it by pandas.read_excel, and pass the frame to pyro_bnn.data.from_frame"
+        )
     if target is not None:
         raise OptionError(f"target= names a column of a CSV or Parquet file; {str(path)!r} is none")
     if path.is_dir():

@@ -139,10 +139,18 @@ def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
                     "of the prior: look for a logarithm or root of a number that may be negative, "
                     "a division by 0, or a spread over rows, which one row has not"
                 ) from error
-        line = ""
+        line = site = ""
         for frame, number in traceback.walk_tb(error.__traceback__):
             if frame.f_code is pyro.deterministic.__code__ and frame.f_locals["name"] == "f":
                 _check_function(frame.f_locals["value"], len(rows[0]))
+            if frame.f_code is pyro.sample.__code__:
+                site = frame.f_locals["name"]
+            if frame.f_code is dist.ImproperUniform.sample.__code__:
+                raise SiteError(
+                    f"the prior of {site!r} is ImproperUniform, which has no draws to start from: "
+                    "over real numbers write pyro_bnn.priors.Flat().distribution(torch.Size("
+                    "[...])), of the same density; over others take a wide prior"
+                ) from error
             if frame.f_globals["__name__"].partition(".")[0] not in ("torch", "pyro", "pyro_bnn"):
                 line = linecache.getline(frame.f_code.co_filename, number).strip()
         shapes = " and ".join(f"{n} {tuple(v.shape)}" for n, v in zip("xy", rows, strict=False))
@@ -257,6 +265,12 @@ def _check_held(trace: poutine.Trace) -> None:
             continue
         value, point = nodes[name]["value"], _innermost(nodes[name]["fn"]).v
         if value is not point and not torch.equal(value, point):
+            if _is_deterministic(nodes[name]) and _in_rows(nodes[name]):
+                raise ModelError(
+                    f'pyro.deterministic({name!r}, ...) inside the plate "data" takes all rows '
+                    "for those of each: write it before the plate, or pass event_dim=f.ndim - 1"
+                    f"{CORRECTED}"
+                )
             raise ModelError(
                 f"{name!r} is computed from other sites, so that it has no density at a value at "
                 "which pyro.condition holds it: condition on the sites that it is made of"

@@ -111,7 +111,7 @@ def test_a_missing_path(path: Any) -> None:
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    path = tmp_path / "table.xlsx"
+    path = tmp_path / "table.json"
     path.touch()
     with pytest.raises(
         DataError,
@@ -189,3 +189,14 @@ def test_archives_and_damaged_or_bursting_packed_files_are_refused(tmp_path: Pat
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=message):
             load(tmp_path / name)
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "XLSX", "xls", "ods"])
+@pytest.mark.parametrize("target", [None, "y"])
+def test_a_spreadsheet_is_refused_with_what_to_do(
+    tmp_path: Path, ending: str, target: str | None
+) -> None:
+    path = tmp_path / f"table.{ending}"
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"is a spreadsheet: save its sheet as CSV .*read_excel"):
+        load(path, target=target)
