@@ -25,6 +25,7 @@ from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.precision import Dense
 from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.posterior import Posterior
+from pyro_bnn.program.contract import FEW
 from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -261,6 +262,28 @@ def test_rows_that_depend_on_each_other_are_refused() -> None:
     f, jacobian = plain.for_all_draws(X)
     assert f.shape == (20, 1)
     assert jacobian.shape == (20, 1, 17)
+
+
+def test_rows_that_mix_only_where_they_are_many_have_the_tangent_of_all() -> None:
+    """The contract is looked at on 100 rows; beyond them no row is taken for itself."""
+    mixed = FEW + 1
+
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0) if len(x) >= mixed else x
+
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), Centred(), nn.Linear(3, 1)).double()
+    program = Program(bayesian(net, likelihood=likelihoods.Normal(0.25)), X, Y)
+    linearised = LinearisedProgram(program, program.initial)
+    x = torch.randn(mixed, 2, generator=torch.Generator().manual_seed(0)).double()
+    assert len(linearised.for_all_draws(x[:FEW])) == 2
+    assert linearised.for_all_draws(x) == ()
+    z = program.initial + torch.tensor([[0.1], [-0.3]])
+    J = torch.func.jacrev(lambda z: program.function(z, x))(program.initial)  # [N, 1, P]
+    expected = program.function(program.initial, x)
+    expected = expected + torch.einsum("nfp,sp->snf", J, z - program.initial)
+    with linearised.given(linearised.for_all_draws(x)):
+        assert_close(linearised.function(z, x), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_model_whose_y_is_not_given_f_is_not_linearised() -> None:
