@@ -504,6 +504,22 @@ def discrete(said: Said) -> None:
     fits(summed)
 
 
+@row(
+    "weights that are rounded or binary (torch.round, torch.sign), with a straight-through "
+    "gradient or none"
+)
+def binary(said: Said) -> None:
+    def model(ends: Callable[[Tensor], Tensor], x: Tensor, y: Tensor | None = None) -> Tensor:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        return observed(x[:, :1] * ends(slope), y)
+
+    with said():
+        SHORT.run(partial(model, torch.sign), ROWS)
+    with said():
+        SHORT.run(partial(model, lambda slope: slope + (slope.round() - slope).detach()), ROWS)
+    fits(partial(model, lambda slope: torch.tanh(4 * slope)))
+
+
 @row("dist.ImproperUniform")
 def improper(said: Said) -> None:
     def model(prior: Any, x: Tensor, y: Tensor | None = None) -> Tensor:
