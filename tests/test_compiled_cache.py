@@ -57,6 +57,21 @@ def test_without_the_variable_it_is_the_users_cache_directory(
     assert os.environ[cache.VARIABLE] == str(tmp_path / "home" / "pyro_bnn" / "compiled")
 
 
+def test_a_user_without_a_home_has_a_folder_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container that is run by a number; its first compiled fit ended in a traceback."""
+    for variable in (cache.VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with caplog.at_level(logging.WARNING, "pyro_bnn"):
+        assert times(3) == 3
+        cache.use_for_inductor()
+    (line,) = caplog.messages
+    assert "could not determine the home directory" in line
+    assert f"set {cache.VARIABLE} to a folder of your own" in line
+
+
 def as_it_is(path: Path) -> None:
     """A file that passes: what is planted here would be run."""
 
@@ -167,6 +182,16 @@ def other_owner(folder: Path) -> str:
     except PermissionError:
         pytest.skip("only root gives folders away")
     return "belongs to another user"
+
+
+def test_a_name_that_is_too_long_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / ("x" * 300)))
+    with caplog.at_level(logging.WARNING, "pyro_bnn"):
+        assert times(3) == 3
+    (line,) = caplog.messages
+    assert "is no folder: File name too long" in line
 
 
 @pytest.mark.parametrize("inside", ["", cache.STEPS])

@@ -34,7 +34,11 @@ def cache_folder() -> Path:
     Of one to which others can write a warning says so, and code is kept until the process ends.
     """
     named = os.environ.get(VARIABLE)
-    folder = Path(named or platformdirs.user_cache_path("pyro_bnn") / "compiled").absolute()
+    try:
+        own = named or platformdirs.user_cache_path("pyro_bnn") / "compiled"
+    except RuntimeError as error:  # a user without a name, as in a container
+        return _until_the_end(str(error))
+    folder = Path(own).absolute()
     try:
         for part in (folder, folder / STEPS):
             with private_folder(part):

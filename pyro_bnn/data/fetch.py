@@ -69,7 +69,8 @@ def check_sha256(path: Path, expected: str) -> None:
 def local_path(*parts: str) -> Path | None:
     """A path below the user's folder of data; None where there is none."""
     root = os.environ.get(DATA_VARIABLE)
-    return Path(root, *parts).expanduser() if root else None
+    # that of pathlib fails where there is no such user
+    return Path(os.path.expanduser(root), *parts) if root else None  # noqa: PTH111
 
 
 def needed_path(name: str, *parts: str, what: str) -> Path:
@@ -96,7 +97,13 @@ def _download(folder: str, sha256: str) -> Path:
     import pooch
 
     url = f"{BASE_URL}/{folder}/data/data.txt"
-    cache = Path(pooch.os_cache("pyro_bnn"))
+    try:
+        cache = Path(pooch.os_cache("pyro_bnn"))
+    except RuntimeError as error:  # a user without a name, as in a container
+        raise DataError(
+            f"there is no folder to download {url} to: {error}; put the file at "
+            f"$PYRO_BNN_DATA/uci/{folder}/data/data.txt"
+        ) from error
     try:
         path = pooch.retrieve(
             url, known_hash=f"sha256:{sha256}", fname=f"uci-{folder}.txt", path=cache

@@ -85,7 +85,8 @@ def load(
     name = os.fspath(name_or_path)
     if isinstance(name_or_path, str) and name in _loaders():
         return _registered(name, target, task, split)
-    path = Path(name).expanduser()
+    # that of pathlib fails where there is no such user
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
     if not _is_there(path):
         if isinstance(name_or_path, str) and not _looks_like_path(name):
             raise UnknownNameError("data set", name, names())

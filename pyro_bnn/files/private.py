@@ -33,7 +33,8 @@ def private_folder(folder: Path) -> Iterator[Path]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        reason = "is a link" if folder.is_symlink() else f"is no folder: {error.strerror}"
+        is_link = os.path.islink(folder)  # noqa: PTH114 - pathlib's fails for names too long
+        reason = "is a link" if is_link else f"is no folder: {error.strerror}"
         raise OutputError(f"{folder} {reason}") from error
     try:
         if reason := _unsafe(os.fstat(handle)):

