@@ -20,6 +20,7 @@ SOME = 8  # rows that are compared
 ROUNDING = 1e-4  # by which f of a row alone may differ from that among others
 SHAKEN = 8  # roundings by which numbers are moved to see how far these go
 MOST_NOISE = 10  # times as far as this may f of a row alone differ from that among others
+LEAST_CHANGE = 1e-6  # nats: less is that of a likelihood which is sure of y
 DEPENDS = (
     "what the model says of a row depends on other rows, on their order or their number: f or the "
     "density of y of the same rows is another one when some are left out, so that batches and "
@@ -177,7 +178,7 @@ class FewRows:
         """Whether a run has other densities, where they are finite: at ends they may well jump."""
         own, other = densities(self.whole).detach(), densities(run).detach()
         both = own.isfinite() & other.isfinite()
-        return not _are_close(own[both], other[both], 10 * ROUNDING)
+        return not _are_close(own[both], other[both], 10 * ROUNDING, LEAST_CHANGE)
 
 
 def _of_rows(run: Evaluate) -> list[Tensor]:
