@@ -245,6 +245,21 @@ def test_a_checkpoint_of_another_run_ends_the_command(tmp_path: Path) -> None:
     assert "of a run on other data" in err
 
 
+def test_a_checkpoint_of_another_run_is_refused_before_others_are_written(tmp_path: Path) -> None:
+    """Whichever method it is of."""
+    saved = ("--checkpoint", tmp_path / "saved", "--out", tmp_path, "--jobs", "1")
+    assert run(*ONE, *saved).code == 0
+    code, out, err = run(*TWO, *saved, "--resume", "--hidden", "3")
+    assert (code, out) == (2, "")
+    assert "saved/auto-delta is of a" in err
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["auto-delta"]
+    assert run(*TWO, *saved, "--resume").code == 0
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "auto-delta",
+        "auto-normal",
+    ]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_an_error_of_the_data_of_a_run_that_begins_stays_one(tmp_path: Path, resume: bool) -> None:
     """So that it loses one run of several, and not all of them."""

@@ -148,7 +148,14 @@ def fit_all(
         say(f"{label}{posterior.wall_time:6.1f} s  ({how})")
         return posterior
 
-    for name in engines if only is None else (only,):
+    def is_begun(name: str) -> bool:
+        save = (saves or {}).get(name, Saves())
+        is_free = not holds_fixed(engines[name], models[name])
+        return is_free and save.resume and save.place is not None
+
+    names = list(engines) if only is None else [only]
+    # a checkpoint of another run is found before others are written beside it
+    for name in sorted(names, key=is_begun, reverse=True):
         try:
             posteriors[name] = (done or {}).get(name, partial(fit, name))()
         except OtherRunError:
@@ -166,7 +173,8 @@ def fit_all(
             then(name, posteriors[name])
     if not posteriors:
         raise DivergenceError("; ".join(f"{name}: {why}" for name, why in lost.items()))
-    return posteriors, lost
+    in_order = {name: posteriors[name] for name in names if name in posteriors}
+    return in_order, lost
 
 
 def why_lost(error: Exception) -> str:
