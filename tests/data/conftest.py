@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import sklearn.datasets  # noqa: F401 its first import draws from Python's generator
 import torch
 
 
