@@ -403,7 +403,8 @@ def test_an_archive_beyond_the_memory_is_refused_before_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "large.npz"
-    path.write_bytes(archive(x=np.zeros((4 * MEGA, 2)), y=np.zeros(4 * MEGA)))  # 96 MiB in 0.1
+    again = np.resize(np.random.default_rng(0).normal(size=3_000), 4 * MEGA)  # packs by 100
+    path.write_bytes(archive(x=np.stack([again, again], 1), y=again))  # 96 MiB in 1
     sizes = {"SC_PHYS_PAGES": 64 * 1024, "SC_PAGE_SIZE": 4096}  # 256 MiB
     monkeypatch.setattr("os.sysconf", sizes.__getitem__)
     with pytest.raises(

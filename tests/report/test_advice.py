@@ -422,7 +422,7 @@ MENDED: dict[str, tuple[Any, str, str, Any]] = {
     ),
     "ensemble": (
         infer.Ensemble(num_members=100, num_steps=600, learning_rate=0.03), "sd ratio",
-        'set kind="rto"',
+        'kind="rto"',
         infer.Ensemble(num_members=100, num_steps=600, learning_rate=0.03, kind="rto"),
     ),
     "NUTS, few draws": (
