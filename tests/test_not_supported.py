@@ -250,9 +250,16 @@ def strings(said: Said) -> None:
     assert data.from_frame(frame, target="y").train.x.shape[1] == 4
 
 
-@row("an Excel or JSON file, a database")
-def other_files(said: Said) -> None:
+@row("an Excel file")
+def spreadsheets(said: Said) -> None:
     with NamedTemporaryFile(suffix=".xlsx") as file, said():
+        data.load(file.name, target="y")
+    assert data.from_frame(table(), target="y").train.x.shape[1] == 2
+
+
+@row("a JSON file, a database")
+def other_files(said: Said) -> None:
+    with NamedTemporaryFile(suffix=".json") as file, said():
         data.load(file.name, target="y")
     frame = pd.read_json(StringIO(table().to_json()))
     assert data.from_frame(frame, target="y").train.x.shape[1] == 2
