@@ -34,8 +34,10 @@ if __name__ == "__main__":
     ctrl_c = "str(__import__('signal').getsignal(2))"
     found = {}
     for count in (3, 5):
-        with fork_server.context(count).Pool(1) as pool:
-            found[count] = [pool.apply(eval, (text,)) for text in (asked, threads, ctrl_c)]
+        pool = fork_server.context(count).Pool(1)
+        found[count] = [pool.apply(eval, (text,)) for text in (asked, threads, ctrl_c)]
+        pool.close()  # not the SIGTERM of terminate(), which processes of the server ignore
+        pool.join()
     print(json.dumps(found))
 """
 
