@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -918,3 +920,17 @@ def test_draws_that_cannot_be_batched_are_taken_one_by_one(message: tuple[str, .
 
     z = torch.arange(6.0).view(3, 2)
     assert torch.equal(over_draws(double, z), 2 * z)
+
+
+def test_tensors_of_a_distribution_over_draws_are_freed_with_it() -> None:
+    """At once, and not when garbage is collected, which is seldom where blocks are few objects."""
+    tensors = [torch.zeros(4, 3), torch.ones(4, 3)]
+    first = weakref.ref(tensors[0])
+    gc.collect()
+    gc.disable()
+    try:
+        assert with_tensors(dist.Normal(torch.zeros(3), 1.0), tensors, 4).batch_shape == (4, 3)
+        del tensors
+        assert first() is None
+    finally:
+        gc.enable()

@@ -63,7 +63,11 @@ def with_tensors(
             copied._batch_shape = torch.Size([num_draws, *batch])
         return copied
 
-    return cast("Distribution", copy(fn, 0))
+    found = cast("Distribution", copy(fn, 0))
+    # copy refers to itself: what it holds would live until garbage is collected
+    done.clear()
+    next(remaining, None)  # an iterator that has ended lets its tensors go
+    return found
 
 
 def _parameter_event_dim(fn: torch.distributions.Distribution, name: str) -> int:
