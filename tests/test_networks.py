@@ -13,7 +13,7 @@ from pyro_bnn import priors, registry
 from pyro_bnn.cli import networks
 from pyro_bnn.cli.methods import Method, find_methods
 from pyro_bnn.cli.networks import Network, build_models, describe, make_networks
-from pyro_bnn.cli.options import NetworkOptions, Source
+from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, UnknownNameError
@@ -79,7 +79,7 @@ def test_a_target_is_of_counts_where_the_likelihood_is_and_no_task_is_said(tmp_p
     path.write_text("x,y\n" + "".join(f"{i},{i % 5}\n" for i in range(40)))
 
     def is_of_counts(likelihood: str | None, task: Any = None) -> bool:
-        rows = networks.load_rows(Source(data=str(path), task=task), likelihood)
+        rows = networks.load_rows(DataOptions(data=str(path), task=task), likelihood)
         return holds_counts(rows)
 
     assert is_of_counts("poisson")

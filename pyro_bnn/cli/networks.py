@@ -14,7 +14,7 @@ import torch
 import typer
 
 from pyro_bnn.cli.methods import Method, comma_parts
-from pyro_bnn.cli.options import NetworkOptions, Source
+from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.cli.terminal import WIDTH, given
 from pyro_bnn.data import Split, load
 from pyro_bnn.data.on_disk import is_large_table
@@ -101,7 +101,7 @@ class Network:
         return cast(Model, model)
 
 
-def load_rows(source: Source, likelihood: str | None) -> Split:
+def load_rows(source: DataOptions, likelihood: str | None) -> Split:
     """The rows that a command names; where its likelihood is one of counts, so is the target.
 
     Raises:

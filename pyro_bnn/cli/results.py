@@ -15,7 +15,7 @@ import typer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Result:
     """The result of a command.
 
     Args:
@@ -40,7 +40,7 @@ class UnwantedError(Exception):
 
 
 def show(
-    command: Callable[..., Iterator[Found]],
+    command: Callable[..., Iterator[Result]],
     values: Mapping[str, Any],
     *,
     as_json: bool,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pyro_bnn.cli.options import option
+from pyro_bnn.cli.option_groups import flag, option
 from pyro_bnn.errors import DataError, OptionError, SiteError
 
 if TYPE_CHECKING:
@@ -25,20 +25,22 @@ class OtherRunError(OptionError):
 class Saves:
     """Where a run, or each of several, is saved, and whether it goes on from there.
 
-    Args:
-        checkpoint: Save the state of each run to this folder every half minute, and when Ctrl-C
-            stops it, for --resume.
-        resume: Go on from the folder of --checkpoint, the other options being those of the command
-            that was stopped.
-
     Raises:
         OptionError: If it is to go on from nowhere.
     """
 
     heading: ClassVar[str] = "Checkpoints"
 
-    checkpoint: Path | None = option(None, "FOLDER", "nothing is saved")
-    resume: bool = option(False, None, True, "--resume")  # noqa: FBT003
+    checkpoint: Path | None = option(
+        "Save the state of each run to this folder every half minute, and when Ctrl-C stops it, "
+        "for --resume.",
+        shown="nothing is saved",
+    )
+    resume: bool = flag(
+        "--resume",
+        "Go on from the folder of --checkpoint, the other options being those of the command that "
+        "was stopped.",
+    )
 
     def __post_init__(self) -> None:
         if self.resume and self.checkpoint is None:
