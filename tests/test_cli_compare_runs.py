@@ -341,7 +341,7 @@ def test_a_backend_of_joblib_does_the_runs_and_does_them_again_from_their_checkp
     ]
     pd.testing.assert_frame_equal(*tables)
     # a task that is begun again, as where its worker was lost, goes on from what there is
-    plan = repeats.Plan(
+    plan = repeats.RunPlan(
         methods={}, engines={}, choice=None, reference=None, progress=True,  # type: ignore[arg-type]
         say=str, command="", saves=Saves(checkpoint=tmp_path / "saved"), backend=nullcontext,
     ).again()  # fmt: skip

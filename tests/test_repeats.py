@@ -22,7 +22,14 @@ from pyro_bnn.cli.fits import count_numbers, expected_seconds
 from pyro_bnn.cli.kept import EndedFits
 from pyro_bnn.cli.methods import find_methods
 from pyro_bnn.cli.options import NetworkOptions
-from pyro_bnn.cli.runs import Plan, number_of_jobs, numbers, one_or_several, require_cores, run_all
+from pyro_bnn.cli.runs import (
+    RunPlan,
+    number_of_jobs,
+    numbers,
+    one_or_several,
+    require_cores,
+    run_all,
+)
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal
@@ -162,7 +169,7 @@ def test_a_run_knows_that_it_is_one_of_several() -> None:
     assert (outside.threads, outside.processes) == (before, 1)
 
 
-class WithoutFits(Plan):
+class WithoutFits(RunPlan):
     """Comparisons whose tables say what the process of the run has."""
 
     def models(self, rows: Split, seed: int) -> dict[str, Any]:
@@ -209,7 +216,7 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
         "NUTS": NUTS(num_chains=1, warmup_steps=2, num_samples=8, max_tree_depth=2),
         "AutoDelta": SVI(AutoDelta, num_steps=10),
     }
-    plan = Plan(
+    plan = RunPlan(
         methods=methods, engines=engines, choice=NetworkOptions(hidden="2"), reference=None,
         progress=False, say=str, command="",
     )  # fmt: skip

@@ -20,7 +20,7 @@ AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class NamedMethod:
     """A guide or a sampler, on a network with a prior of its own if it names one.
 
     Args:
@@ -30,7 +30,7 @@ class Method:
 
     Example:
         >>> find_methods("nuts:target_accept=0.9@half-cauchy-scale")
-        {'NUTS:target_accept=0.9 @ HalfCauchyScale': Method(cls=<class \
+        {'NUTS:target_accept=0.9 @ HalfCauchyScale': NamedMethod(cls=<class \
 'pyro_bnn.infer.mcmc.nuts.NUTS'>, prior='HalfCauchyScale', options={'target_accept': 0.9})}
     """
 
@@ -65,7 +65,7 @@ def find_method(name: str) -> type[Any]:
     return found
 
 
-def find_methods(names: str) -> dict[str, Method]:
+def find_methods(names: str) -> dict[str, NamedMethod]:
     """The methods of a list separated by commas, by the name of a report, in the order given.
 
     Args:
@@ -80,7 +80,7 @@ def find_methods(names: str) -> dict[str, Method]:
         >>> list(find_methods("auto-normal, AutoDelta"))
         ['AutoNormal', 'AutoDelta']
     """
-    methods: dict[str, Method] = {}
+    methods: dict[str, NamedMethod] = {}
     expected = "methods are names separated by commas, such as auto-normal,nuts"
     for part in comma_parts(names, expected):
         method = _with_prior(part)
@@ -90,7 +90,7 @@ def find_methods(names: str) -> dict[str, Method]:
     return methods
 
 
-def find_one(name: str) -> dict[str, Method]:
+def find_one(name: str) -> dict[str, NamedMethod]:
     """The one method of a name as :func:`find_methods` takes it.
 
     Raises:
@@ -116,7 +116,7 @@ class Auto:
     seconds: float = 600.0
 
 
-def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | Auto | None:
+def find_reference(name: str | None, methods: Mapping[str, NamedMethod]) -> str | Auto | None:
     """Name of the method that the others are measured against, or how one is to be looked for.
 
     Args:
@@ -163,7 +163,7 @@ def _auto(options: str) -> Auto:
     return Auto(seconds)
 
 
-def _with_prior(text: str) -> Method:
+def _with_prior(text: str) -> NamedMethod:
     called, at, prior = (part.strip() for part in text.partition("@"))
     if at and not prior:
         raise OptionError(f"a prior follows the @, as in nuts@half-cauchy-scale, not {text!r}")
@@ -174,7 +174,7 @@ def _with_prior(text: str) -> Method:
             f"nuts:target_accept=0.9:num_samples=500, not {text!r}"
         )
     cls = find_method(name)
-    return Method(
+    return NamedMethod(
         cls,
         lookup("prior", prior).__name__ if at else None,
         read_options(cls, options) if has_options else {},
@@ -182,7 +182,7 @@ def _with_prior(text: str) -> Method:
 
 
 def make_engines(
-    methods: Mapping[str, Method],
+    methods: Mapping[str, NamedMethod],
     options: Mapping[str, int | None],
     estimator: str | None = None,
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import typer
 
-from pyro_bnn.cli.methods import Method, comma_parts
+from pyro_bnn.cli.methods import NamedMethod, comma_parts
 from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.cli.terminal import WIDTH, given
 from pyro_bnn.data import Split, load
@@ -42,7 +42,7 @@ FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkSpec:
     """Everything that a model of the command line is made from, in names and numbers.
 
     Args:
@@ -143,8 +143,8 @@ def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
 
 
 def make_networks(
-    methods: Mapping[str, Method], split: Split, options: NetworkOptions, seed: int = 0
-) -> dict[str, Network]:
+    methods: Mapping[str, NamedMethod], split: Split, options: NetworkOptions, seed: int = 0
+) -> dict[str, NetworkSpec]:
     """The network of each method, with the likelihood of the task.
 
     Regression gets Gaussian noise of learned scale, two classes Bernoulli, more Categorical.
@@ -165,12 +165,12 @@ def make_networks(
     if options.activation not in ACTIVATIONS:
         raise UnknownNameError("activation", options.activation, ACTIVATIONS)
     num_outputs = y.shape[1] if y.ndim == 2 else 1
-    networks: dict[str, Network] = {}
+    networks: dict[str, NetworkSpec] = {}
     for name, method in methods.items():
         default = DEFAULT_OF_IMAGES if x.ndim == 4 else DEFAULT_MODEL
         model = _model_name(method, options.model, default)
         cls = lookup("model", model)
-        network = Network(
+        network = NetworkSpec(
             model=model,
             num_inputs=math.prod(x.shape[1:]),
             num_outputs=num_outputs,
@@ -191,7 +191,7 @@ def make_networks(
     return networks
 
 
-def build_models(networks: Mapping[str, Network], device: str = "cpu") -> dict[str, Model]:
+def build_models(networks: Mapping[str, NetworkSpec], device: str = "cpu") -> dict[str, Model]:
     """The models of networks by name, on a device; equal networks share ONE model object.
 
     Raises:
@@ -286,7 +286,7 @@ def _inputs(x: torch.Tensor) -> str:
 # The parts of a network
 
 
-def _model_name(method: Method, given: str | None, default: str) -> str:
+def _model_name(method: NamedMethod, given: str | None, default: str) -> str:
     needed = getattr(method.cls, "needs_model", None)
     model = lookup("model", given or needed or default).__name__
     fitting = (needed, *getattr(method.cls, "suits_models", ()))

@@ -16,7 +16,7 @@ from pyro_bnn.cli.option_groups import flag, named, option
 from pyro_bnn.cli.terminal import refuse_idle
 
 if TYPE_CHECKING:
-    from pyro_bnn.cli.methods import Method
+    from pyro_bnn.cli.methods import NamedMethod
 
 # torch and all that needs it are imported by the methods: --help and a mistyped option are instant
 
@@ -138,7 +138,7 @@ class FitOptions:
     device: str = option("Where networks are fitted: cpu, cuda, or of several GPUs cuda:1.", "cpu")
     quiet: bool = flag("--quiet", "Print only results and the names of files.")
 
-    def engines(self, context: typer.Context, methods: Mapping[str, Method]) -> dict[str, Any]:
+    def engines(self, context: typer.Context, methods: Mapping[str, NamedMethod]) -> dict[str, Any]:
         """The engine of each method; an option that none takes is refused."""
         from pyro_bnn.cli.methods import is_set_by, make_engines
 

@@ -22,7 +22,7 @@ from pyro_bnn.cli import saves as resuming
 from pyro_bnn.cli.evaluated import evaluate_now
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.cli.kept import EndedFits, write_or_rescue
-from pyro_bnn.cli.methods import Auto, Method, comma_parts
+from pyro_bnn.cli.methods import Auto, NamedMethod, comma_parts
 from pyro_bnn.cli.options import FitOptions, NetworkOptions
 from pyro_bnn.cli.saves import OtherRunError, Saves
 from pyro_bnn.cli.side_by_side import Say
@@ -53,7 +53,7 @@ LOOKED_FOR = "reference"  # what a reference is called before its engine is know
 STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
 
 
-class Fitted(NamedTuple):
+class EndedFit(NamedTuple):
     """What a process made of one method.
 
     Attributes:
@@ -65,7 +65,7 @@ class Fitted(NamedTuple):
     alone: Alone
 
 
-class Reported(NamedTuple):
+class RunOutcome(NamedTuple):
     """What one run of a plan came to.
 
     Attributes:
@@ -82,7 +82,7 @@ class Reported(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """What all runs of one command have in common.
 
     Attributes:
@@ -99,7 +99,7 @@ class Plan:
         backend: Makes the backend of joblib that does the fits; None for processes here.
     """
 
-    methods: Mapping[str, Method]
+    methods: Mapping[str, NamedMethod]
     engines: Mapping[str, Engine[Any]]
     choice: NetworkOptions
     progress: bool
@@ -114,10 +114,10 @@ class Plan:
     def of(
         cls,
         context: typer.Context,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, NamedMethod],
         choice: NetworkOptions,
         how: FitOptions,
-    ) -> Plan:
+    ) -> RunPlan:
         """The plan of a command with these options.
 
         Raises:
@@ -133,7 +133,7 @@ class Plan:
             device=how.device,
         )
 
-    def within(self, run: Run) -> Plan:
+    def within(self, run: Run) -> RunPlan:
         """The plan of one run of several, which is saved in a folder of its own."""
         return dataclasses.replace(self, saves=self.saves.within(run.folder))
 
@@ -149,7 +149,7 @@ class Plan:
         """
         own = networks.make_networks(self.methods, rows, self.choice, seed)
         if isinstance(self.reference, Auto):
-            own |= networks.make_networks({LOOKED_FOR: Method(NUTS)}, rows, self.choice, seed)
+            own |= networks.make_networks({LOOKED_FOR: NamedMethod(NUTS)}, rows, self.choice, seed)
         made: dict[str, Any] = networks.build_models(own, self.device)
         fits.check_starts(self.engines, made, rows.train)
         if LOOKED_FOR in made and fits.holds_fixed(NUTS(), made[LOOKED_FOR]):
@@ -168,7 +168,7 @@ class Plan:
         out: Path,
         *,
         num_processes: int = 1,
-    ) -> Reported:
+    ) -> RunOutcome:
         """Fits all methods, compares them and writes the report.
 
         A fit is on disk as soon as it has ended, and is evaluated then. A method that fails, in its
@@ -216,7 +216,7 @@ class Plan:
         folder, why = write_or_rescue(out, save)
         if not why:
             ended.forget(comparison.posteriors)
-        return Reported(comparison, lost, folder, why)
+        return RunOutcome(comparison, lost, folder, why)
 
     def fit(
         self, models: Mapping[str, Model], rows: Split, seed: int, **how: Any
@@ -305,7 +305,7 @@ class Plan:
         }
         names = sorted(seconds, key=lambda name: -seconds[name])
         fit = _fit_one if self.backend is None else _fit_one_elsewhere
-        tasks: dict[str, Callable[[Say], str | Fitted]] = {
+        tasks: dict[str, Callable[[Say], str | EndedFit]] = {
             name: partial(fit, self, rows, seed, name, ended) for name in names
         }
         reasons: dict[str, str] = {}
@@ -374,7 +374,7 @@ class Plan:
                     self.say(line)
         return found
 
-    def again(self) -> Plan:
+    def again(self) -> RunPlan:
         """The plan of a task that another machine does, and does again where a worker is lost."""
         own = dataclasses.replace(self, backend=None, progress=False)
         return dataclasses.replace(own, saves=self.saves.again())
@@ -401,14 +401,14 @@ def _write(contents: bytes, path: Path) -> None:
         partial.write_bytes(contents)
 
 
-def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: Path) -> None:
+def _write_draws(plan: RunPlan, name: str, saved: Path, compared: Compared, path: Path) -> None:
     posterior = Posterior.load(saved, plan.models(compared.split, compared.seed)[name])
     save_netcdf(tree_of(name, posterior, compared), path, follow=False)
 
 
 def _fit_one(
-    plan: Plan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
-) -> str | Fitted:
+    plan: RunPlan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
+) -> str | EndedFit:
     """One fit of a plan: its file and what it came to, or the reason why there is no file."""
     with plain_notes():
         try:
@@ -424,12 +424,12 @@ def _fit_one(
         if name not in ended.paths:
             return UNKEPT
         alone = evaluate_now(plan.engines, name, posteriors[name], rows, seed, say)
-    return Fitted(ended.paths[name], alone.without_posterior())
+    return EndedFit(ended.paths[name], alone.without_posterior())
 
 
 def _fit_one_elsewhere(
-    plan: Plan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
-) -> str | Fitted:
+    plan: RunPlan, rows: Split, seed: int, name: str, ended: EndedFits, say: Say
+) -> str | EndedFit:
     """As :func:`_fit_one`, but what it saves is returned: there may be no disk of both."""
     del ended
     with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:
@@ -441,7 +441,7 @@ def _fit_one_elsewhere(
 
 
 def run_all(
-    plan: Plan,
+    plan: RunPlan,
     splits: Mapping[int, Split],
     seeds: Sequence[int],
     out: Path,
@@ -498,7 +498,7 @@ def run_all(
     return repeated, folder, [reason for reason in (*(own for _, own in done), why) if reason]
 
 
-def check_saves(plan: Plan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
+def check_saves(plan: RunPlan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
     """Refuse checkpoints that the runs, one or all of :func:`run_all`, would not go on from.
 
     Raises:
@@ -574,7 +574,7 @@ def require_cores(num_processes: int, threads: int) -> None:
 
 
 def _run_beside(
-    plan: Plan, title: str, rows: Split, seed: int, out: Path, say: Say
+    plan: RunPlan, title: str, rows: Split, seed: int, out: Path, say: Say
 ) -> tuple[Run, str]:
     """A run whose every line says which it is, as those of the others come between them."""
     plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
@@ -590,7 +590,7 @@ def _description(rows: Split, seed: int) -> str:
     )
 
 
-def _run(plan: Plan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
+def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
     """A run, and why its report is not in its folder; empty if it is there."""
     folder = out / Run.without_posteriors(rows, seed, {}).folder
     try:
@@ -605,7 +605,7 @@ def _run(plan: Plan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
     return Run.of(done.comparison, done.lost), done.why
 
 
-def _lost(plan: Plan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
+def _lost(plan: RunPlan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
     return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
 
 

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, Literal
 
 from pyro_bnn.cli import training_file
-from pyro_bnn.cli.networks import Network
+from pyro_bnn.cli.networks import NetworkSpec
 from pyro_bnn.cli.uncertainty import Uncertainty
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.data.labels import Task
@@ -63,7 +63,7 @@ class SavedFit:
     """
 
     posterior: Posterior
-    network: Network
+    network: NetworkSpec
     columns: tuple[Column, ...]
     task: Task
     target_name: str | None
@@ -81,7 +81,7 @@ class SavedFit:
     def of(
         cls,
         posterior: Posterior,
-        network: Network,
+        network: NetworkSpec,
         columns: tuple[Column, ...],
         rows: Split,
         *,
@@ -246,7 +246,7 @@ def _check(values: Mapping[str, Any]) -> None:
         KeyError: If a score is missing.
         ValueError: If they are not.
     """
-    network: Network = values["network"]
+    network: NetworkSpec = values["network"]
     sizes = (network.num_inputs, network.num_outputs, network.num_classes, *network.hidden)
     sizes += (network.depth, network.width, *(network.image_shape or ()))
     if not all(size is None or size > 0 for size in sizes):
@@ -275,7 +275,7 @@ def _check(values: Mapping[str, Any]) -> None:
             _words(values["held_out"], f" of {name}")
 
 
-def _check_size(network: Network, posterior: Path) -> None:
+def _check_size(network: NetworkSpec, posterior: Path) -> None:
     """Check that the weights of a network are not more than a file of its posterior holds.
 
     Those of a network of images follow from its columns, each of which the file names, and from its

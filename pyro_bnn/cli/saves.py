@@ -52,7 +52,7 @@ class Saves:
             return self
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
 
-    def found(self) -> list[Saves]:
+    def saved_runs(self) -> list[Saves]:
         """Those of runs in it that have been saved, in folders of any names."""
         from pyro_bnn.infer.checkpoints.checkpoint import NAME
 

@@ -199,11 +199,11 @@ def resampled(
     return found
 
 
-Drawn: TypeAlias = tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]
+Resample: TypeAlias = tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]
 
 
 @functools.lru_cache(maxsize=1)
-def _resamples(num_groups: int, num_methods: int) -> list[Drawn]:
+def _resamples(num_groups: int, num_methods: int) -> list[Resample]:
     """How often each resample draws each group, and normal errors, by parts; always the same."""
     rng = np.random.default_rng(0)
     at_a_time = max(MAX_COUNTS // num_groups, 1)

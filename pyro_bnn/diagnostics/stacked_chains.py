@@ -25,7 +25,7 @@ from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
 from pyro_bnn.posterior.rows import Data
 
 By: TypeAlias = Literal["chain", "cluster"]
-Rows: TypeAlias = Literal["fitted", "new"]
+StackingRows: TypeAlias = Literal["fitted", "new"]
 MAX_BAD = 0.1  # share of rows whose k-hat may be above its limit
 POINTS = 200  # rows at which functions are compared
 
@@ -34,7 +34,7 @@ def stack_chains(
     posterior: Posterior,
     data: Data,
     *,
-    rows: Rows = "fitted",
+    rows: StackingRows = "fitted",
     by: By = "chain",
     max_bad: float = MAX_BAD,
     memory_bound: int = memory.GIB,
@@ -87,7 +87,7 @@ def stack_chains(
         (1.0, 'stacked')
     """
     began = time.perf_counter()
-    check_choice("rows", rows, Rows)
+    check_choice("rows", rows, StackingRows)
     check_choice("by", by, By)
     check_share("max_bad", max_bad)
     chains = _chains(posterior)
@@ -202,7 +202,7 @@ def _densities(
     log_likelihood: Float[np.ndarray, "C S N"],
     groups: Sequence[Int[np.ndarray, " c"]],
     *,
-    rows: Rows,
+    rows: StackingRows,
     max_bad: float,
 ) -> tuple[Float[np.ndarray, "N K"], int]:
     """Log density of each row left out under each group of chains, and in how many PSIS fails.

@@ -109,7 +109,7 @@ def compare(
     # All that can fail early does so before the first fit
     methods, elsewhere = find_methods(options.methods), options.backend
     plan = dataclasses.replace(
-        runs.Plan.of(context, methods, network, how),
+        runs.RunPlan.of(context, methods, network, how),
         reference=find_reference(options.reference, methods),
         saves=saves,
         backend=None if elsewhere is None else partial(backend, elsewhere, options.num_jobs),

@@ -59,7 +59,7 @@ def draw_prior(
     the targets of the data would have a standard deviation of one.
     """
     from pyro_bnn.cli import networks
-    from pyro_bnn.cli.methods import Method, comma_parts
+    from pyro_bnn.cli.methods import NamedMethod, comma_parts
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
     from pyro_bnn.registry import lookup
@@ -73,7 +73,7 @@ def draw_prior(
         loaded = Split(rows, rows, "regression", "one input from -2 to 2")
     expected = "priors are names separated by commas, such as normal,cauchy"
     names = [lookup("prior", name).__name__ for name in comma_parts(network.prior or "", expected)]
-    methods = {name: Method(object, name) for name in names}
+    methods = {name: NamedMethod(object, name) for name in names}
     network = dataclasses.replace(network, prior=None)
     models = networks.build_models(networks.make_networks(methods, loaded, network, options.seed))
     networks.check_layers(context, models)

@@ -88,7 +88,7 @@ def sbc(
     models = networks.build_models(plans, how.device)
     x = loaded.train.x[: options.rows]
     data = f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated"
-    check(saves, saves.found())
+    check(saves, saves.saved_runs())
     folders = options.out, saves.checkpoint
     check_and_describe(context, how, loaded, models, network, *folders, data_line=data)
     ((name, engine),) = engines.items()

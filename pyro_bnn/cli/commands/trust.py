@@ -87,7 +87,7 @@ def trust(
     from pyro_bnn.report import trust as judge
     from pyro_bnn.report.beyond.trust import check_trust
 
-    plan = runs.Plan.of(context, find_methods(options.methods), network, how)
+    plan = runs.RunPlan.of(context, find_methods(options.methods), network, how)
     seeds = runs.one_or_several(context, "seed", options.seeds)
     asked = _asked(options)
     rows = networks.load_rows(source, network.likelihood)

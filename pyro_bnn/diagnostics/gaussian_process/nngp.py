@@ -28,7 +28,7 @@ from pyro_bnn.models.network import ACTIVATIONS, Activation, require_columns
 from pyro_bnn.priors import PriorModule
 from pyro_bnn.program.distributions import base_distribution
 
-Expectation: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+ActivationExpectation: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """E phi(u) phi(v) of Cov(u, v), Var u and Var v, which broadcast."""
 
 SLOPES = {"relu": 0.0, "leaky_relu": 0.01, "identity": 1.0}
@@ -177,7 +177,7 @@ def _variance(layer: nn.Module, index: int, kind: str) -> float:
     )
 
 
-def _expectation(activation: Activation) -> Expectation:
+def _expectation(activation: Activation) -> ActivationExpectation:
     """Of an activation, where it has a closed form."""
     if activation is ACTIVATIONS["erf"]:
         return _arcsine

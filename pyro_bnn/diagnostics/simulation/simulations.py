@@ -24,7 +24,7 @@ MIN_SIMULATIONS = 20
 PRIOR, DATA, ENGINE, DRAWS, TIES = range(5)  # streams of random numbers
 
 
-class Engine(Protocol):
+class EngineLike(Protocol):
     """What is calibrated: anything that makes a posterior of a model and data."""
 
     def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:

@@ -22,7 +22,7 @@ from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 Image: TypeAlias = Float[np.ndarray, "K H W"]
 Corruption: TypeAlias = Callable[[Image, Any, np.random.Generator], Image]
-Scale: TypeAlias = Literal["cifar", "mnist"]
+CorruptionScale: TypeAlias = Literal["cifar", "mnist"]
 
 
 def _gaussian_noise(image: Image, sd: float, rng: np.random.Generator) -> Image:
@@ -165,7 +165,7 @@ KINDS: Mapping[str, Corruption] = {
     "stripe": _stripe,
 }
 
-COMMON: Mapping[Scale, Mapping[str, tuple[float, ...]]] = {
+COMMON: Mapping[CorruptionScale, Mapping[str, tuple[float, ...]]] = {
     "cifar": {
         "gaussian-noise": (0.04, 0.06, 0.08, 0.09, 0.10),
         "shot-noise": (500, 250, 100, 75, 50),
@@ -203,7 +203,7 @@ def corrupt(
     kind: str,
     severity: int,
     *,
-    scale: Scale = "mnist",
+    scale: CorruptionScale = "mnist",
     seed: int = 0,
     first_row: int = 0,
 ) -> Float[np.ndarray, "N *K H W"]:

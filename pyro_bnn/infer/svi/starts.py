@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Checked = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-Ranked = Callable[[Sequence[Mapping[str, Tensor]], int], list[int]]
+RankStarts = Callable[[Sequence[Mapping[str, Tensor]], int], list[int]]
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Starts:
         """At the end of a start's round."""
         self._done.append(Start(values, optimizer, len(losses), list(losses), before))
 
-    def next(self, ranked: Ranked) -> tuple[Start, bool]:
+    def next(self, ranked: RankStarts) -> tuple[Start, bool]:
         """The start that makes its round next, and whether it is the last one that is left.
 
         Of those that have not made this round, or of the best that have. A start that is not parked

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from pyro_bnn.checks import check_positive_int
-from pyro_bnn.diagnostics.trust.corruptions import Scale
+from pyro_bnn.diagnostics.trust.corruptions import CorruptionScale
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.beyond.answer import answer, text_summary
@@ -93,7 +93,7 @@ def trust(
     ood: Split | None = None,
     corruptions: Sequence[int] = (),
     kinds: Sequence[str] | None = None,
-    scale: Scale | None = None,
+    scale: CorruptionScale | None = None,
     attack: float | None = None,
     num_samples: int = NUM_DRAWS,
     num_rows: int = SHIFTED_ROWS,
@@ -176,7 +176,7 @@ def check_trust(
     ood: Split | None = None,
     corruptions: Sequence[int] = (),
     kinds: Sequence[str] | None = None,
-    scale: Scale | None = None,
+    scale: CorruptionScale | None = None,
     attack: float | None = None,
 ) -> None:
     """Refuse what `trust` would, before anything is fitted.
