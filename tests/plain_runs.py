@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from pyro_bnn.cli.runs import _run_beside
+from pyro_bnn.cli.many_runs import _run_beside
 from pyro_bnn.report import Comparison, Run
 from pyro_bnn.report.plots.figures import Figures
 

@@ -19,17 +19,13 @@ import typer
 from pyro_bnn.cli import fits
 from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.fits import count_numbers, expected_seconds
+from pyro_bnn.cli.jobs import number_of_jobs, require_cores
 from pyro_bnn.cli.kept import EndedFits
+from pyro_bnn.cli.many_runs import run_all
 from pyro_bnn.cli.methods import find_methods
+from pyro_bnn.cli.number_lists import numbers, one_or_several
 from pyro_bnn.cli.options import NetworkOptions
-from pyro_bnn.cli.runs import (
-    RunPlan,
-    number_of_jobs,
-    numbers,
-    one_or_several,
-    require_cores,
-    run_all,
-)
+from pyro_bnn.cli.runs import RunPlan
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal

@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pyro_bnn.cli.signals import ignored
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of other libraries
-MODULES = ["pyro_bnn.cli.runs", "pyro_bnn.infer", "pyro_bnn.guides"]
+MODULES = ["pyro_bnn.cli.many_runs", "pyro_bnn.infer", "pyro_bnn.guides"]
 
 _threads: int | None = None  # of the pools of the server
 

@@ -1,11 +1,10 @@
-"""What ``pyro-bnn compare`` runs: one comparison, or one for every split and seed."""
+"""One comparison of a command: its methods are fitted, evaluated, compared and reported."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,15 +17,14 @@ import typer
 
 from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits, networks, side_by_side
-from pyro_bnn.cli import saves as resuming
 from pyro_bnn.cli.evaluated import evaluate_now
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.cli.kept import EndedFits, write_or_rescue
-from pyro_bnn.cli.methods import Auto, NamedMethod, comma_parts
+from pyro_bnn.cli.methods import Auto, NamedMethod
 from pyro_bnn.cli.options import FitOptions, NetworkOptions
 from pyro_bnn.cli.saves import OtherRunError, Saves
 from pyro_bnn.cli.side_by_side import Say
-from pyro_bnn.cli.terminal import given, plain_notes
+from pyro_bnn.cli.terminal import plain_notes
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DataError, DivergenceError, OptionError, SiteError
 from pyro_bnn.files.atomic import made_folder, written
@@ -37,9 +35,7 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report import (
     Comparison,
-    RepeatedComparison,
     Run,
-    compare_runs,
     reference,
 )
 from pyro_bnn.report.compare import Alone, compare_all
@@ -47,10 +43,8 @@ from pyro_bnn.report.output.names import file_names
 from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
-MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
 UNKEPT = "its fit ended, but no folder could be written to for it; a note says why"
 LOOKED_FOR = "reference"  # what a reference is called before its engine is known
-STARTING = 5.0  # s that processes take to begin, with all that is on its way to the first fit
 
 
 class EndedFit(NamedTuple):
@@ -438,231 +432,3 @@ def _fit_one_elsewhere(
         if isinstance(found, str) or isinstance(found.file, bytes):
             return found
         return found._replace(file=found.file.read_bytes())
-
-
-def run_all(
-    plan: RunPlan,
-    splits: Mapping[int, Split],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    num_processes: int = 1,
-) -> tuple[RepeatedComparison, Path | None, list[str]]:
-    """Runs every split with every seed, and puts the comparisons together.
-
-    A run that fails, because all methods failed or its process was killed, is counted as lost and
-    does not stop the others.
-
-    Args:
-        plan: What the runs have in common.
-        splits: The data by number of the split.
-        seeds: Seeds of each split.
-        out: Gets the summary, and a folder ``split-K-seed-S`` for each run.
-        num_processes: Runs at a time, each in a process of its own with as many threads as torch
-            has here.
-
-    Returns:
-        All runs together, the folder where this was written, and what could not be written to
-        ``out``.
-
-    Raises:
-        DivergenceError: If no run has a posterior.
-        OptionError: If a checkpoint is of another run, or the processes have more threads together
-            than there are cores.
-    """
-    if plan.backend is None:
-        require_cores(num_processes, torch.get_num_threads())
-    every = list(itertools.product(splits.values(), seeds))
-    titled = {f"Run {i} of {len(every)}": run for i, run in enumerate(every, start=1)}
-    if num_processes == 1 and plan.backend is None:
-        done = []
-        for title, (rows, seed) in titled.items():
-            plan.say(f"{title}: {_description(rows, seed)}")
-            done.append(_run(plan, rows, seed, out))
-    else:
-        own = plan if plan.backend is None else plan.again()
-        tasks = {
-            title: partial(_run_beside, own, title, *run, out.resolve())
-            for title, run in titled.items()
-        }
-
-        def killed(title: str) -> tuple[Run, str]:
-            return _lost(plan, *titled[title], side_by_side.ENDED)
-
-        done = list(plan.do(tasks, num_processes, killed).values())
-    runs = [run for run, _ in done]
-    if not any(run.methods for run in runs):
-        raise DivergenceError("; ".join(lost_lines(runs)))
-    repeated = compare_runs(runs)
-    folder, why = write_or_rescue(out, partial(repeated.save, command=plan.command))
-    return repeated, folder, [reason for reason in (*(own for _, own in done), why) if reason]
-
-
-def check_saves(plan: RunPlan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
-    """Refuse checkpoints that the runs, one or all of :func:`run_all`, would not go on from.
-
-    Raises:
-        FileFormatError: If a checkpoint is damaged, foreign or newer.
-        OptionError: If there is one and the runs are not to go on.
-    """
-    runs = [plan.within(Run.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
-    plans = runs if len(runs) > 1 else [plan]
-    resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
-
-
-def number_of_jobs(
-    asked: int | None,
-    engines: Mapping[str, Any],
-    num_runs: int,
-    threads: int,
-    *,
-    is_here: bool = True,
-    device: str = "cpu",
-) -> int:
-    """How many processes fit side by side: runs where there are several, else methods.
-
-    Args:
-        asked: What the command says; None for as many as there are cores for, where they save
-            more time than they take to begin.
-        engines: By name of the method.
-        num_runs: Runs over splits and seeds.
-        threads: CPU threads of each process.
-        is_here: Whether they are processes of this machine, and no other backend's.
-        device: Where the networks are: a GPU is one for all, so that nothing is chosen there.
-
-    Raises:
-        OptionError: If there are more jobs than fits, or than cores for the threads of each.
-    """
-    from joblib import cpu_count
-
-    num_tasks = num_runs if num_runs > 1 else len(engines)
-    if asked is None and not (is_here and device == "cpu"):
-        return 1
-    if asked is None:
-        seconds = [fits.expected_seconds(engine) for engine in engines.values()]
-        if num_runs > 1:
-            seconds = [sum(seconds)] * num_runs
-        most = max(1, min(num_tasks, cpu_count() // threads))
-        saved = sum(seconds) - max(sum(seconds) / most, *seconds)
-        return most if saved > STARTING else 1
-    if asked > num_tasks:
-        what, are = ("run", "runs") if num_runs > 1 else ("method", "methods")
-        raise OptionError(
-            f"--jobs {asked} does nothing beyond one for each {what}, and there "
-            f"{f'is 1 {what}' if num_tasks == 1 else f'are {num_tasks} {are}'}: leave it out, or "
-            f"name more {'--splits or --seeds' if num_runs > 1 else '--methods'}"
-        )
-    if is_here:
-        require_cores(asked, threads)
-    return asked
-
-
-def require_cores(num_processes: int, threads: int) -> None:
-    """Check that the threads of all processes have a core of their own.
-
-    Raises:
-        OptionError: If they have not.
-    """
-    from joblib import cpu_count
-
-    cores = cpu_count()
-    if num_processes > 1 and num_processes * threads > cores:
-        raise OptionError(
-            f"{num_processes} processes of {threads} threads need {num_processes * threads} cores, "
-            f"and there are {cores}: have fewer processes, or threads"
-        )
-
-
-def _run_beside(
-    plan: RunPlan, title: str, rows: Split, seed: int, out: Path, say: Say
-) -> tuple[Run, str]:
-    """A run whose every line says which it is, as those of the others come between them."""
-    plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
-    with plain_notes():
-        plan.say(_description(rows, seed))
-        return _run(plan, rows, seed, out)
-
-
-def _description(rows: Split, seed: int) -> str:
-    return (
-        f"split {rows.index}, seed {seed}, {len(rows.train):,} training and {len(rows.test):,} "
-        "held-out rows"
-    )
-
-
-def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
-    """A run, and why its report is not in its folder; empty if it is there."""
-    folder = out / Run.without_posteriors(rows, seed, {}).folder
-    try:
-        own = plan.within(Run.without_posteriors(rows, seed, {}))
-        done = own.run(plan.models(rows, seed), rows, seed, folder)
-    except OtherRunError:
-        raise
-    except Exception as error:
-        why = why_lost(error)
-        plan.say(f"No comparison: {why}")
-        return _lost(plan, rows, seed, why)
-    return Run.of(done.comparison, done.lost), done.why
-
-
-def _lost(plan: RunPlan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
-    return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
-
-
-def lost_lines(runs: Sequence[Run]) -> list[str]:
-    """A line for every method that has no posterior in a run."""
-    return [f"{run.name}: {name}: {why}" for run in runs for name, why in run.lost.items()]
-
-
-def numbers(text: str, option: str, largest: int = 2**32 - 1) -> list[int]:
-    """Whole numbers from 0, each once: ``0-4``, ``0,3,7`` or both.
-
-    Args:
-        text: Numbers and ranges, both ends included, separated by commas.
-        option: Flag that an error names.
-        largest: Largest number that is allowed; that of a seed where nothing is said.
-
-    Raises:
-        OptionError: If it is anything else, a number is too large or there twice, or there are too
-            many.
-
-    Example:
-        >>> numbers("0-2,7", "--splits")
-        [0, 1, 2, 7]
-    """
-    expected = f"{option} takes whole numbers from 0 such as 0-4 or 0,3,7"
-    found: list[int] = []
-    for part in comma_parts(text, expected):
-        low, dash, high = (end.strip() for end in part.partition("-"))
-        ends = (low, high) if dash else (low, low)
-        if not all(end.isascii() and end.isdigit() for end in ends):
-            raise OptionError(f"{expected}, not {text!r}")
-        first, last = map(int, ends)
-        if last < first:
-            raise OptionError(f"{expected}; {part.strip()!r} runs backwards")
-        if last > largest:
-            raise OptionError(f"{expected}, at most {largest}; {part.strip()!r} is above")
-        if last - first + len(found) >= MAX_NUMBERS:
-            raise OptionError(f"{expected}; {text!r} holds more than {MAX_NUMBERS:,}")
-        found.extend(range(first, last + 1))
-    if len(set(found)) < len(found):
-        raise OptionError(f"{expected}, each once; {text!r} names one twice")
-    return found
-
-
-def one_or_several(context: typer.Context, name: str, several: str) -> list[int]:
-    """Values of a pair of options such as ``--split 3``, an older spelling, and ``--splits 0-4``.
-
-    Args:
-        context: The command's.
-        name: Of the option for one, such as ``"split"``.
-        several: Value of the option for several.
-
-    Raises:
-        OptionError: If both are given, or the numbers cannot be read.
-    """
-    if not given(context, name):
-        return numbers(several, f"--{name}s")
-    if given(context, f"{name}s"):
-        raise OptionError(f"--{name} and --{name}s are both given: leave one of them out")
-    return [context.params[name]]

@@ -99,26 +99,29 @@ def compare(
     """
     start_server(options, how)
 
-    from pyro_bnn.cli import fits, networks, runs
+    from pyro_bnn.cli import fits, many_runs, networks
     from pyro_bnn.cli.before_fits import check_and_describe
+    from pyro_bnn.cli.jobs import number_of_jobs
     from pyro_bnn.cli.kept import alone
     from pyro_bnn.cli.methods import find_methods, find_reference
+    from pyro_bnn.cli.number_lists import one_or_several
+    from pyro_bnn.cli.runs import RunPlan
     from pyro_bnn.infer.parallel.tasks import backend
     from pyro_bnn.report.output.names import file_names
 
     # All that can fail early does so before the first fit
     methods, elsewhere = find_methods(options.methods), options.backend
     plan = dataclasses.replace(
-        runs.RunPlan.of(context, methods, network, how),
+        RunPlan.of(context, methods, network, how),
         reference=find_reference(options.reference, methods),
         saves=saves,
         backend=None if elsewhere is None else partial(backend, elsewhere, options.num_jobs),
     )
     fits.check_draws(plan.engines)
-    splits = runs.one_or_several(context, "split", options.splits)
-    seeds = runs.one_or_several(context, "seed", options.seeds)
+    splits = one_or_several(context, "split", options.splits)
+    seeds = one_or_several(context, "seed", options.seeds)
     num_runs = len(splits) * len(seeds)
-    processes = runs.number_of_jobs(
+    processes = number_of_jobs(
         options.num_jobs,
         plan.engines,
         num_runs,
@@ -128,7 +131,7 @@ def compare(
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
     data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
-    runs.check_saves(plan, data_of, seeds)
+    many_runs.check_saves(plan, data_of, seeds)
     rows = data_of[splits[0]]
     models = plan.models(rows, seeds[0])
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
@@ -136,10 +139,10 @@ def compare(
     whole: Comparison | RepeatedComparison
     with alone(options.out):
         if num_runs > 1:
-            whole, out, unwritten = runs.run_all(
+            whole, out, unwritten = many_runs.run_all(
                 plan, data_of, seeds, options.out, num_processes=processes
             )
-            lost = runs.lost_lines(whole.runs)
+            lost = many_runs.lost_lines(whole.runs)
             files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
         else:
             done = plan.run(models, rows, seeds[0], options.out, num_processes=processes)

@@ -79,16 +79,18 @@ def trust(
     FOLDER gets index.html and the tables as CSV files. Until then a fit that has ended is in
     FOLDER/fits; one that was stopped goes on with --checkpoint and --resume.
     """
-    from pyro_bnn.cli import fits, networks, runs
+    from pyro_bnn.cli import fits, networks
     from pyro_bnn.cli.before_fits import check_and_describe
     from pyro_bnn.cli.kept import EndedFits, alone, write_or_rescue
     from pyro_bnn.cli.methods import find_methods
+    from pyro_bnn.cli.number_lists import one_or_several
+    from pyro_bnn.cli.runs import RunPlan
     from pyro_bnn.data import load
     from pyro_bnn.report import trust as judge
     from pyro_bnn.report.beyond.trust import check_trust
 
-    plan = runs.RunPlan.of(context, find_methods(options.methods), network, how)
-    seeds = runs.one_or_several(context, "seed", options.seeds)
+    plan = RunPlan.of(context, find_methods(options.methods), network, how)
+    seeds = one_or_several(context, "seed", options.seeds)
     asked = _asked(options)
     rows = networks.load_rows(source, network.likelihood)
     if options.ood is not None:
@@ -146,7 +148,7 @@ def trust(
 def _asked(options: TrustOptions) -> dict[str, Any]:
     """What else is asked of the classifiers, but for images of another data set."""
     from pyro_bnn.cli.methods import comma_parts
-    from pyro_bnn.cli.runs import numbers
+    from pyro_bnn.cli.number_lists import numbers
 
     example = "kinds are names separated by commas, such as rotate,jpeg"
     return {

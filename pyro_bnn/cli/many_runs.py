@@ -1,0 +1,135 @@
+"""A comparison for every split and seed of a command, one after another or side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pyro_bnn.cli import saves as resuming
+from pyro_bnn.cli import side_by_side
+from pyro_bnn.cli.fits import why_lost
+from pyro_bnn.cli.jobs import require_cores
+from pyro_bnn.cli.kept import write_or_rescue
+from pyro_bnn.cli.runs import RunPlan
+from pyro_bnn.cli.saves import OtherRunError
+from pyro_bnn.cli.side_by_side import Say
+from pyro_bnn.cli.terminal import plain_notes
+from pyro_bnn.data import Split
+from pyro_bnn.errors import DivergenceError
+from pyro_bnn.report import RepeatedComparison, Run, compare_runs
+
+
+def run_all(
+    plan: RunPlan,
+    splits: Mapping[int, Split],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    num_processes: int = 1,
+) -> tuple[RepeatedComparison, Path | None, list[str]]:
+    """Runs every split with every seed, and puts the comparisons together.
+
+    A run that fails, because all methods failed or its process was killed, is counted as lost and
+    does not stop the others.
+
+    Args:
+        plan: What the runs have in common.
+        splits: The data by number of the split.
+        seeds: Seeds of each split.
+        out: Gets the summary, and a folder ``split-K-seed-S`` for each run.
+        num_processes: Runs at a time, each in a process of its own with as many threads as torch
+            has here.
+
+    Returns:
+        All runs together, the folder where this was written, and what could not be written to
+        ``out``.
+
+    Raises:
+        DivergenceError: If no run has a posterior.
+        OptionError: If a checkpoint is of another run, or the processes have more threads together
+            than there are cores.
+    """
+    if plan.backend is None:
+        require_cores(num_processes, torch.get_num_threads())
+    every = list(itertools.product(splits.values(), seeds))
+    titled = {f"Run {i} of {len(every)}": run for i, run in enumerate(every, start=1)}
+    if num_processes == 1 and plan.backend is None:
+        done = []
+        for title, (rows, seed) in titled.items():
+            plan.say(f"{title}: {_description(rows, seed)}")
+            done.append(_run(plan, rows, seed, out))
+    else:
+        own = plan if plan.backend is None else plan.again()
+        tasks = {
+            title: partial(_run_beside, own, title, *run, out.resolve())
+            for title, run in titled.items()
+        }
+
+        def killed(title: str) -> tuple[Run, str]:
+            return _lost(plan, *titled[title], side_by_side.ENDED)
+
+        done = list(plan.do(tasks, num_processes, killed).values())
+    runs = [run for run, _ in done]
+    if not any(run.methods for run in runs):
+        raise DivergenceError("; ".join(lost_lines(runs)))
+    repeated = compare_runs(runs)
+    folder, why = write_or_rescue(out, partial(repeated.save, command=plan.command))
+    return repeated, folder, [reason for reason in (*(own for _, own in done), why) if reason]
+
+
+def check_saves(plan: RunPlan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
+    """Refuse checkpoints that the runs, one or all of :func:`run_all`, would not go on from.
+
+    Raises:
+        FileFormatError: If a checkpoint is damaged, foreign or newer.
+        OptionError: If there is one and the runs are not to go on.
+    """
+    runs = [plan.within(Run.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
+    plans = runs if len(runs) > 1 else [plan]
+    resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
+
+
+def _run_beside(
+    plan: RunPlan, title: str, rows: Split, seed: int, out: Path, say: Say
+) -> tuple[Run, str]:
+    """A run whose every line says which it is, as those of the others come between them."""
+    plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
+    with plain_notes():
+        plan.say(_description(rows, seed))
+        return _run(plan, rows, seed, out)
+
+
+def _description(rows: Split, seed: int) -> str:
+    return (
+        f"split {rows.index}, seed {seed}, {len(rows.train):,} training and {len(rows.test):,} "
+        "held-out rows"
+    )
+
+
+def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
+    """A run, and why its report is not in its folder; empty if it is there."""
+    folder = out / Run.without_posteriors(rows, seed, {}).folder
+    try:
+        own = plan.within(Run.without_posteriors(rows, seed, {}))
+        done = own.run(plan.models(rows, seed), rows, seed, folder)
+    except OtherRunError:
+        raise
+    except Exception as error:
+        why = why_lost(error)
+        plan.say(f"No comparison: {why}")
+        return _lost(plan, rows, seed, why)
+    return Run.of(done.comparison, done.lost), done.why
+
+
+def _lost(plan: RunPlan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
+    return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
+
+
+def lost_lines(runs: Sequence[Run]) -> list[str]:
+    """A line for every method that has no posterior in a run."""
+    return [f"{run.name}: {name}: {why}" for run in runs for name, why in run.lost.items()]
