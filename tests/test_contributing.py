@@ -12,18 +12,31 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import typer
 
-from pyro_bnn import guides, registry
-from pyro_bnn.cli.methods import find_method
+from pyro_bnn import guides, likelihoods, registry
+from pyro_bnn.cli.commands import predict as predict_command
+from pyro_bnn.cli.methods import find_method, find_methods
+from pyro_bnn.cli.networks import make_networks
+from pyro_bnn.cli.option_groups import GroupedCommand, spread, takes
+from pyro_bnn.cli.options import NetworkOptions
+from pyro_bnn.cli.results import Result
+from pyro_bnn.cli.terminal import USAGE_ERROR
+from pyro_bnn.data import from_arrays
 from pyro_bnn.guides import Guide
+from pyro_bnn.likelihoods import Likelihood
 from tests import command_line, laws
 from tests.laws import MakeGuide, Problem, problem
+from tests.likelihoods import test_laws
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(# (\S+)\n.*?)```", TEXT, flags=re.DOTALL)
 CODE = {path: code for code, path in BLOCKS}
 GUIDE, TEST = "guides/laplace.py", "tests/guides/test_laplace.py"
+LIKELIHOOD = "pyro_bnn/likelihoods/laplace.py"
+TEST_OF_LIKELIHOOD = "tests/likelihoods/test_laplace.py"
+OPTION = "pyro_bnn/cli/commands/predict.py"
 
 
 def run(path: str) -> ModuleType:
@@ -49,7 +62,7 @@ def exported(guide: type[Guide]) -> Iterator[None]:
 
 
 def test_the_example_is_two_files_and_a_class_of_thirty_lines() -> None:
-    assert set(CODE) == {GUIDE, TEST}
+    assert set(CODE) >= {GUIDE, TEST}
     (body,) = re.findall(r"^class AutoLaplace.*\Z", CODE[GUIDE], flags=re.DOTALL | re.MULTILINE)
     assert len([line for line in body.splitlines() if line.strip()]) <= 30
     assert max(map(len, CODE[TEST].splitlines())) <= 100
@@ -67,14 +80,19 @@ def test_its_guide_obeys_the_law(
     law(guide, problem("linear"))
 
 
+def run_tests(path: str) -> None:
+    """The one test of a file of the text."""
+    module = run(path)
+    tests: dict[str, Any] = {k: v for k, v in vars(module).items() if k.startswith("test_")}
+    assert len(tests) == CODE[path].count("def test_") == 1
+    for test in tests.values():
+        test()
+
+
 @pytest.mark.usefixtures("exported")
 @pytest.mark.slow("a whole fit")
 def test_its_test_passes_and_every_test_in_it_runs() -> None:
-    module = run(TEST)
-    tests: dict[str, Any] = {k: v for k, v in vars(module).items() if k.startswith("test_")}
-    assert len(tests) == CODE[TEST].count("def test_") == 1
-    for test in tests.values():
-        test()
+    run_tests(TEST)
 
 
 @pytest.mark.usefixtures("exported")
@@ -83,6 +101,65 @@ def test_the_export_is_all_that_the_command_line_needs(guide: type[Guide]) -> No
     assert registry.entries("guide")["auto-laplace"] is guide
     assert find_method("auto-laplace") is guide
     assert "auto-laplace" in registry.known_methods()
+
+
+@pytest.fixture
+def likelihood() -> Iterator[type[Likelihood]]:
+    """The likelihood of the text, exported."""
+    cls: type[Likelihood] = run(LIKELIHOOD).Laplace
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(likelihoods, "Laplace", cls, raising=False)
+        patch.setattr(likelihoods, "__all__", [*likelihoods.__all__, "Laplace"])
+        yield cls
+
+
+@pytest.mark.usefixtures("likelihood")
+def test_the_test_of_its_likelihood_passes() -> None:
+    assert not (ROOT / LIKELIHOOD).exists()  # else the example is to be another
+    run_tests(TEST_OF_LIKELIHOOD)
+
+
+def test_its_likelihood_obeys_the_laws_and_the_command_line_has_it(
+    likelihood: type[Likelihood], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert registry.entries("likelihood")["laplace"] is likelihood
+    y = torch.linspace(-2.0, 3.0, test_laws.NUM_ROWS)
+    monkeypatch.setitem(test_laws.CASES, "laplace", (likelihood, y))
+    test_laws.test_no_likelihood_escapes_the_laws()
+    test_laws.test_density_and_gradient_are_those_of_plain_pyro_captured_or_not("laplace")
+    test_laws.test_predictions_are_mixtures_of_what_plain_pyro_gives_each_draw("laplace")
+    rows = from_arrays(torch.linspace(-1, 1, 20).reshape(10, 2), torch.linspace(-1, 1, 10))
+    options = NetworkOptions(likelihood="laplace")
+    (network,) = make_networks(find_methods("nuts"), rows, options).values()
+    assert network.likelihood == "Laplace"
+
+
+def test_the_line_of_its_option_is_all_that_declares_it(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = CODE[OPTION].splitlines()[1:]
+    names = dict(vars(predict_command))
+    exec(f"@dataclass(frozen=True, kw_only=True)\nclass Group(PredictOptions):\n{line}\n", names)
+    group, read = names["Group"], []
+
+    def command(options: Any) -> Iterator[Result]:
+        read.append(options.digits)
+        yield from ()
+
+    command.__annotations__ = {"options": group, "return": Iterator[Result]}
+    app = typer.Typer(rich_markup_mode=None)
+    app.command(cls=GroupedCommand)(spread()(command))
+    program: Any = typer.main.get_command(app)
+    given = ["--posterior", "fit"]
+    program.main([*given, "--digits", "3"], standalone_mode=False)
+    program.main(given, standalone_mode=False)
+    assert read == [3, 7]
+    assert takes(program)["--digits"] == "value"  # so that a file of --config may have it
+    with pytest.raises(USAGE_ERROR) as refused:
+        program.main([*given, "--digits", "0"], standalone_mode=False)
+    refusal: Any = refused.value
+    assert "'--digits'" in refusal.format_message()
+    program.main(["--help"], standalone_mode=False)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "--digits N Significant digits of the numbers in FILE. [default: 7; 1<=x<=17]" in words
 
 
 SHORT = {
@@ -148,8 +225,6 @@ def test_targets_files_and_folders_that_it_names_exist() -> None:
 
 
 def test_commands_are_those_of_the_command_line() -> None:
-    import typer
-
     from pyro_bnn.cli import main as cli
 
     group: Any = typer.main.get_command(cli.app)
