@@ -20,12 +20,11 @@ from pyro_bnn.cli import fits
 from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.fits import count_numbers, expected_seconds
 from pyro_bnn.cli.jobs import number_of_jobs, require_cores
-from pyro_bnn.cli.kept import EndedFits
 from pyro_bnn.cli.many_runs import run_all
 from pyro_bnn.cli.methods import find_methods
 from pyro_bnn.cli.number_lists import numbers, one_or_several
 from pyro_bnn.cli.options import NetworkOptions
-from pyro_bnn.cli.runs import RunPlan
+from pyro_bnn.cli.runs import OneRun, RunPlan
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal
@@ -33,7 +32,6 @@ from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior.provenance import Provenance, one_of_processes
-from pyro_bnn.report.compare import Alone
 from pyro_bnn.report.splits.table import LARGEST, averaged
 
 
@@ -220,9 +218,9 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
 
     def fit() -> tuple[dict[str, Any], dict[str, str]]:
         ran.clear()
-        ended, evaluated = EndedFits(tmp_path, engines), dict[str, Alone]()
-        done = plan.fit_side_by_side(models, rows, 0, ended, 2, evaluated)
-        assert evaluated.keys() == ended.paths.keys()
+        one = OneRun(plan, models, rows, 0, tmp_path, 2)
+        done = one.fit_side_by_side()
+        assert one.alone.keys() == one.ended.paths.keys()
         return fits.fit_all(
             engines, models, rows, seed=0, progress=False, say=str, saves=None, done=done
         )

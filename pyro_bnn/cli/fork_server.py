@@ -1,7 +1,7 @@
 """A process that imports what fits need while this one does the same, for others to fork from.
 
 Torch and this package take seconds to import. A process of the method ``spawn`` begins that when it
-is started; one that is forked from a server has it done.
+is started; one that is forked from a server has it done. Of joblib's processes each imports anew.
 """
 
 from __future__ import annotations

@@ -181,36 +181,7 @@ class RunPlan:
             DivergenceError: If all of several did.
             OtherRunError: If a checkpoint is of another run.
         """
-        ended = EndedFits(out, self.methods)
-        done, alone = None, dict[str, Alone]()
-        if num_processes > 1 or self.backend is not None:
-            done = self.fit_side_by_side(models, rows, seed, ended, num_processes, alone)
-
-        def evaluate(name: str, posterior: Posterior) -> None:
-            if name not in alone:
-                alone[name] = evaluate_now(self.engines, name, posterior, rows, seed, self.say)
-
-        posteriors, lost = self.fit(
-            models, rows, seed, say=self.say, done=done, ended=ended, then=evaluate
-        )
-        judge = self.reference if self.reference in posteriors else None
-        if isinstance(self.reference, Auto):
-            judge = self.look(self.reference, models, rows, seed, posteriors, lost, ended)
-        self.say("Comparing ...")
-        comparison = compare_all(
-            posteriors, rows, lost, reference=judge, seed=seed, reason_of=why_lost, alone=alone
-        )
-
-        def save(folder: Path) -> None:
-            if done is None or self.backend is not None:
-                comparison.save(folder, command=self.command)
-            else:
-                self.save_beside(comparison, ended, num_processes, folder)
-
-        folder, why = write_or_rescue(out, save)
-        if not why:
-            ended.forget(comparison.posteriors)
-        return RunOutcome(comparison, lost, folder, why)
+        return OneRun(self, models, rows, seed, out, num_processes).outcome()
 
     def fit(
         self, models: Mapping[str, Model], rows: Split, seed: int, **how: Any
@@ -220,121 +191,6 @@ class RunPlan:
         return fits.fit_all(
             self.engines, models, rows, seed=seed, progress=progress, saves=saves, **how
         )
-
-    def look(
-        self,
-        how: Auto,
-        models: Mapping[str, Model],
-        rows: Split,
-        seed: int,
-        posteriors: dict[str, Posterior],
-        lost: dict[str, str],
-        ended: EndedFits,
-    ) -> str | None:
-        """Look for a reference on the network of the command, and add it to the posteriors.
-
-        Args:
-            how: How long that may take.
-            models: The network of each method, and that of the reference.
-            rows: Training and held-out rows.
-            seed: Seed of all runs.
-            posteriors: Those of the methods; gets that of the reference, by the name of its engine.
-            lost: Gets the reason where there is none.
-            ended: Keeps it.
-
-        Returns:
-            Its name, or None where no engine has draws.
-        """
-        saves = self.saves.within(LOOKED_FOR)
-        try:
-            found = reference(
-                models[LOOKED_FOR],
-                rows,
-                seconds=how.seconds,
-                seed=seed,
-                progress=self.progress,
-                say=self.say,
-                checkpoint=saves.checkpoint,
-                resume=saves.resume,
-            )
-        except Exception as error:
-            if saves.resume and isinstance(error, (DataError, OptionError, SiteError)):
-                raise  # its checkpoint is of another run
-            lost[LOOKED_FOR] = why_lost(error)
-            self.say(f"No reference: {lost[LOOKED_FOR]}")
-            return None
-        name = found.method if found.method not in posteriors else f"{found.method} ({LOOKED_FOR})"
-        posteriors[name] = found
-        ended.keep(name, found.save)
-        return name
-
-    def fit_side_by_side(
-        self,
-        models: Mapping[str, Model],
-        rows: Split,
-        seed: int,
-        ended: EndedFits,
-        num_processes: int,
-        alone: dict[str, Alone],
-    ) -> dict[str, Callable[[], Posterior]]:
-        """Run engines in processes, the longest first, but for those that wait for another fit.
-
-        Args:
-            models: The network of each method.
-            rows: Training and held-out rows.
-            seed: Seed of all fits and draws.
-            ended: Keeps each fit as it ends.
-            num_processes: Fits at a time.
-            alone: Gets what each fit comes to by itself: its process evaluates it.
-
-        Returns:
-            For :func:`fits.fit_all`, what loads each posterior, or raises why there is none.
-        """
-        seconds = {
-            name: fits.expected_seconds(
-                engine, fits.count_numbers(engine, models[name], rows.train)
-            )
-            for name, engine in self.engines.items()
-            if not fits.holds_fixed(engine, models[name])
-        }
-        names = sorted(seconds, key=lambda name: -seconds[name])
-        fit = _fit_one if self.backend is None else _fit_one_elsewhere
-        tasks: dict[str, Callable[[Say], str | EndedFit]] = {
-            name: partial(fit, self, rows, seed, name, ended) for name in names
-        }
-        reasons: dict[str, str] = {}
-        for name, found in self.do(tasks, num_processes, _killed).items():
-            if isinstance(found, str):
-                reasons[name] = found
-                continue
-            alone[name] = found.alone
-            if isinstance(found.file, bytes):
-                ended.keep(name, partial(_write, found.file))
-            else:
-                ended.paths[name] = found.file
-        return {name: partial(_outcome, ended, name, models[name], reasons) for name in names}
-
-    def save_beside(
-        self, comparison: Comparison, ended: EndedFits, num_processes: int, out: Path
-    ) -> None:
-        """Save a comparison; processes write the draws of fits that are on disk meanwhile."""
-        compared, files = Compared.by(comparison), comparison.draws_files(made_folder(out))
-        beside = [name for name in files if name in ended.paths and name in self.engines]
-        with side_by_side.processes(num_processes, torch.get_num_threads()) as pool:
-            begun = {
-                name: pool.submit(
-                    _write_draws, self, name, ended.paths[name], compared, files[name]
-                )
-                for name in beside
-            }
-
-            def write(name: str, path: Path) -> None:
-                try:
-                    begun.pop(name).result()
-                except (KeyError, BrokenProcessPool):  # no process has it, or the one was killed
-                    comparison.write_draws(name, path)
-
-            comparison.save_with(out, self.command, write)
 
     def do(
         self,
@@ -372,6 +228,156 @@ class RunPlan:
         """The plan of a task that another machine does, and does again where a worker is lost."""
         own = dataclasses.replace(self, backend=None, progress=False)
         return dataclasses.replace(own, saves=self.saves.again())
+
+
+class OneRun:
+    """One comparison of a plan; its arguments are those of `RunPlan.run`.
+
+    Attributes:
+        ended: The fits that are on disk.
+        alone: What each fit came to by itself.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        models: Mapping[str, Model],
+        rows: Split,
+        seed: int,
+        out: Path,
+        num_processes: int,
+    ) -> None:
+        self.plan, self.models, self.rows, self.seed = plan, models, rows, seed
+        self.out, self.num_processes = out, num_processes
+        self.ended = EndedFits(out, plan.methods)
+        self.alone: dict[str, Alone] = {}
+
+    def outcome(self) -> RunOutcome:
+        """Fit, evaluate, compare, write."""
+        plan = self.plan
+        is_beside = self.num_processes > 1 or plan.backend is not None
+        posteriors, lost = plan.fit(
+            self.models,
+            self.rows,
+            self.seed,
+            say=plan.say,
+            done=self.fit_side_by_side() if is_beside else None,
+            ended=self.ended,
+            then=self.evaluate,
+        )
+        judge = plan.reference if plan.reference in posteriors else None
+        if isinstance(plan.reference, Auto):
+            judge = self.look(plan.reference.seconds, posteriors, lost)
+        plan.say("Comparing ...")
+        comparison = compare_all(
+            posteriors,
+            self.rows,
+            lost,
+            reference=judge,
+            seed=self.seed,
+            reason_of=why_lost,
+            alone=self.alone,
+        )
+        write = partial(comparison.save, command=plan.command)
+        if is_beside and plan.backend is None:
+            write = partial(self.save_beside, comparison)
+        folder, why = write_or_rescue(self.out, write)
+        if not why:
+            self.ended.forget(comparison.posteriors)
+        return RunOutcome(comparison, lost, folder, why)
+
+    def evaluate(self, name: str, posterior: Posterior) -> None:
+        """Evaluate a fit, unless its process has done so."""
+        if name not in self.alone:
+            self.alone[name] = evaluate_now(
+                self.plan.engines, name, posterior, self.rows, self.seed, self.plan.say
+            )
+
+    def look(
+        self, seconds: float, posteriors: dict[str, Posterior], lost: dict[str, str]
+    ) -> str | None:
+        """Look for a reference on the network of the command, and add it to the posteriors.
+
+        Args:
+            seconds: How long that may take.
+            posteriors: Those of the methods; gets that of the reference, by the name of its engine.
+            lost: Gets the reason where there is none.
+
+        Returns:
+            Its name, or None where no engine has draws.
+        """
+        plan, saves = self.plan, self.plan.saves.within(LOOKED_FOR)
+        try:
+            found = reference(
+                self.models[LOOKED_FOR],
+                self.rows,
+                seconds=seconds,
+                seed=self.seed,
+                progress=plan.progress,
+                say=plan.say,
+                checkpoint=saves.checkpoint,
+                resume=saves.resume,
+            )
+        except Exception as error:
+            if saves.resume and isinstance(error, (DataError, OptionError, SiteError)):
+                raise  # its checkpoint is of another run
+            lost[LOOKED_FOR] = why_lost(error)
+            plan.say(f"No reference: {lost[LOOKED_FOR]}")
+            return None
+        name = found.method if found.method not in posteriors else f"{found.method} ({LOOKED_FOR})"
+        posteriors[name] = found
+        self.ended.keep(name, found.save)
+        return name
+
+    def fit_side_by_side(self) -> dict[str, Callable[[], Posterior]]:
+        """Run engines in processes, the longest first, but for those that wait for another fit.
+
+        Returns:
+            For :func:`fits.fit_all`, what loads each posterior, or raises why there is none.
+        """
+        plan, models = self.plan, self.models
+        seconds = {
+            name: fits.expected_seconds(
+                engine, fits.count_numbers(engine, models[name], self.rows.train)
+            )
+            for name, engine in plan.engines.items()
+            if not fits.holds_fixed(engine, models[name])
+        }
+        names = sorted(seconds, key=lambda name: -seconds[name])
+        fit = _fit_one if plan.backend is None else _fit_one_elsewhere
+        tasks: dict[str, Callable[[Say], str | EndedFit]] = {
+            name: partial(fit, plan, self.rows, self.seed, name, self.ended) for name in names
+        }
+        reasons: dict[str, str] = {}
+        for name, fitted in plan.do(tasks, self.num_processes, _killed).items():
+            if isinstance(fitted, str):
+                reasons[name] = fitted
+                continue
+            self.alone[name] = fitted.alone
+            if isinstance(fitted.file, bytes):
+                self.ended.keep(name, partial(_write, fitted.file))
+            else:
+                self.ended.paths[name] = fitted.file
+        return {name: partial(_outcome, self.ended, name, models[name], reasons) for name in names}
+
+    def save_beside(self, comparison: Comparison, out: Path) -> None:
+        """Save a comparison; processes write the draws of fits that are on disk meanwhile."""
+        plan, paths = self.plan, self.ended.paths
+        compared, files = Compared.by(comparison), comparison.draws_files(made_folder(out))
+        beside = [name for name in files if name in paths and name in plan.engines]
+        with side_by_side.processes(self.num_processes, torch.get_num_threads()) as pool:
+            begun = {
+                name: pool.submit(_write_draws, plan, name, paths[name], compared, files[name])
+                for name in beside
+            }
+
+            def write(name: str, path: Path) -> None:
+                try:
+                    begun.pop(name).result()
+                except (KeyError, BrokenProcessPool):  # no process has it, or the one was killed
+                    comparison.write_draws(name, path)
+
+            comparison.save_with(out, plan.command, write)
 
 
 def _told(task: Callable[[Say], T]) -> tuple[list[str], T]:

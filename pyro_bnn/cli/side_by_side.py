@@ -2,6 +2,9 @@
 
 Ctrl-C reaches this process alone, which passes it on once to every piece of work that runs: a fit
 that takes it as a question finishes its step and saves its state.
+
+The processes are not joblib's, because loky ends them at Ctrl-C before a fit has saved its state,
+fails all tasks where one process is killed, and shows no bars of its tasks.
 """
 
 from __future__ import annotations
