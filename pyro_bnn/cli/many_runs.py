@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,13 +16,38 @@ from pyro_bnn.cli import side_by_side
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.cli.jobs import require_cores
 from pyro_bnn.cli.kept import write_or_rescue
-from pyro_bnn.cli.runs import RunPlan
+from pyro_bnn.cli.runs import FILES, RunPlan
 from pyro_bnn.cli.saves import OtherRunError
 from pyro_bnn.cli.side_by_side import Say
 from pyro_bnn.cli.terminal import plain_notes
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.report import RepeatedComparison, Run, compare_runs
+
+
+class RunsOutcome(NamedTuple):
+    """What the runs of a command came to.
+
+    Attributes:
+        comparison: All runs together.
+        folder: Where this was written; None if it could be written nowhere.
+        unwritten: What could not be written where it should be, of each run and of all.
+    """
+
+    comparison: RepeatedComparison
+    folder: Path | None
+    unwritten: list[str]
+
+    @property
+    def failures(self) -> list[str]:
+        """What fails the command: reports that are elsewhere, and methods without a row."""
+        return [*self.unwritten, *_lost_lines(self.comparison.runs)]
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files in the folder."""
+        pages = [f"{run.folder}/index.html" for run in self.comparison.runs if run.methods]
+        return [*FILES, "runs.csv", *pages]
 
 
 def run_all(
@@ -31,7 +57,7 @@ def run_all(
     out: Path,
     *,
     num_processes: int = 1,
-) -> tuple[RepeatedComparison, Path | None, list[str]]:
+) -> RunsOutcome:
     """Runs every split with every seed, and puts the comparisons together.
 
     A run that fails, because all methods failed or its process was killed, is counted as lost and
@@ -44,10 +70,6 @@ def run_all(
         out: Gets the summary, and a folder ``split-K-seed-S`` for each run.
         num_processes: Runs at a time, each in a process of its own with as many threads as torch
             has here.
-
-    Returns:
-        All runs together, the folder where this was written, and what could not be written to
-        ``out``.
 
     Raises:
         DivergenceError: If no run has a posterior.
@@ -76,10 +98,11 @@ def run_all(
         done = list(plan.do(tasks, num_processes, killed).values())
     runs = [run for run, _ in done]
     if not any(run.methods for run in runs):
-        raise DivergenceError("; ".join(lost_lines(runs)))
+        raise DivergenceError("; ".join(_lost_lines(runs)))
     repeated = compare_runs(runs)
     folder, why = write_or_rescue(out, partial(repeated.save, command=plan.command))
-    return repeated, folder, [reason for reason in (*(own for _, own in done), why) if reason]
+    unwritten = [reason for reason in (*(own for _, own in done), why) if reason]
+    return RunsOutcome(repeated, folder, unwritten)
 
 
 def check_saves(plan: RunPlan, splits: Mapping[int, Split], seeds: Sequence[int]) -> None:
@@ -130,6 +153,6 @@ def _lost(plan: RunPlan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
     return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
 
 
-def lost_lines(runs: Sequence[Run]) -> list[str]:
+def _lost_lines(runs: Sequence[Run]) -> list[str]:
     """A line for every method that has no posterior in a run."""
     return [f"{run.name}: {name}: {why}" for run in runs for name, why in run.lost.items()]

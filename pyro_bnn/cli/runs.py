@@ -44,6 +44,7 @@ from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 UNKEPT = "its fit ended, but no folder could be written to for it; a note says why"
+FILES = ("index.html", "table.csv")  # of every report
 LOOKED_FOR = "reference"  # what a reference is called before its engine is known
 
 
@@ -73,6 +74,18 @@ class RunOutcome(NamedTuple):
     lost: dict[str, str]
     folder: Path | None
     why: str
+
+    @property
+    def failures(self) -> list[str]:
+        """What fails the command: a report that is elsewhere, and methods without a row."""
+        lines = [f"{name}: {reason}" for name, reason in self.lost.items()]
+        return [self.why, *lines] if self.why else lines
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files in the folder."""
+        draws = file_names(self.comparison.posteriors).values()
+        return [*FILES, "verdicts.json", *(f"{name}.nc" for name in draws)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,10 +16,7 @@ from pyro_bnn.cli.option_groups import option, spread
 from pyro_bnn.cli.options import DataOptions, FitOptions, NetworkOptions
 from pyro_bnn.cli.results import Result, document_of, warnings_of
 from pyro_bnn.cli.saves import Saves
-from pyro_bnn.errors import DivergenceError, OutputError
-
-if TYPE_CHECKING:
-    from pyro_bnn.report import Comparison, RepeatedComparison
+from pyro_bnn.errors import BNNError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +101,8 @@ def compare(
     from pyro_bnn.cli.kept import alone
     from pyro_bnn.cli.methods import find_methods, find_reference
     from pyro_bnn.cli.number_lists import one_or_several
-    from pyro_bnn.cli.runs import RunPlan
+    from pyro_bnn.cli.runs import RunOutcome, RunPlan
     from pyro_bnn.infer.parallel.tasks import backend
-    from pyro_bnn.report.output.names import file_names
 
     # All that can fail early does so before the first fit
     methods, elsewhere = find_methods(options.methods), options.backend
@@ -136,31 +131,21 @@ def compare(
     models = plan.models(rows, seeds[0])
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
     check_and_describe(context, how, rows, models, network, options.out, saves.checkpoint)
-    whole: Comparison | RepeatedComparison
+    done: RunOutcome | many_runs.RunsOutcome
     with alone(options.out):
         if num_runs > 1:
-            whole, out, unwritten = many_runs.run_all(
-                plan, data_of, seeds, options.out, num_processes=processes
-            )
-            lost = many_runs.lost_lines(whole.runs)
-            files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
+            done = many_runs.run_all(plan, data_of, seeds, options.out, num_processes=processes)
         else:
             done = plan.run(models, rows, seeds[0], options.out, num_processes=processes)
-            whole, out, unwritten = done.comparison, done.folder, [done.why] if done.why else []
-            lost = [f"{name}: {reason}" for name, reason in done.lost.items()]
-            draws = file_names(whole.posteriors).values()
-            files = ["verdicts.json", *(f"{name}.nc" for name in draws)]
-    files = [] if out is None else ["index.html", "table.csv", *files]
+    files = [] if done.folder is None else [done.folder / file for file in done.files]
     yield Result(
-        text=f"\n{whole.summary()}\n",
-        document=lambda: document_of(whole),
-        files=[path for file in files if (path := Path(out or "", file)).exists()],
-        warnings=lambda: warnings_of(whole),
+        text=f"\n{done.comparison.summary()}\n",
+        document=lambda: document_of(done.comparison),
+        files=[path for path in files if path.exists()],
+        warnings=lambda: warnings_of(done.comparison),
     )
-    if unwritten:
-        raise OutputError("; ".join([*unwritten, *lost]))
-    if lost:
-        raise DivergenceError("; ".join(lost))
+    if done.failures:
+        raise BNNError("; ".join(done.failures))
 
 
 def start_server(options: CompareOptions, how: FitOptions) -> None:

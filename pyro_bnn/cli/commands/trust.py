@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -16,7 +16,12 @@ from pyro_bnn.cli.option_groups import named, option, spread
 from pyro_bnn.cli.options import DataOptions, FitOptions, NetworkOptions
 from pyro_bnn.cli.results import Result
 from pyro_bnn.cli.saves import Saves, check
-from pyro_bnn.errors import DivergenceError, OutputError
+from pyro_bnn.errors import BNNError, DivergenceError
+
+if TYPE_CHECKING:
+    from pyro_bnn.cli.kept import EndedFits
+    from pyro_bnn.cli.runs import RunPlan
+    from pyro_bnn.data import Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +107,9 @@ def trust(
     plans = {seed: dataclasses.replace(plan, saves=saves.within(f"seed-{seed}")) for seed in seeds}
     check(saves, [own for one in plans.values() for own in one.saves_of_each().values()])
     check_and_describe(context, how, rows, first, network, options.out, saves.checkpoint)
-    posteriors: dict[str, list[Any]] = {}
-    lost: list[str] = []
     with alone(options.out):
         kept = {seed: EndedFits(options.out, plan.methods, f"seed-{seed}-") for seed in seeds}
-        for seed, own in plans.items():
-            try:
-                fitted, without = own.fit(models[seed], rows, seed, say=how.say, ended=kept[seed])
-            except DivergenceError as error:  # of all methods
-                if seed == seeds[-1] and not posteriors:
-                    raise
-                lost.append(f"seed {seed}: {error}")
-                continue
-            lost += [f"{name}, seed {seed}: {why}" for name, why in without.items()]
-            for name, posterior in fitted.items():
-                posteriors.setdefault(name, []).append(posterior)
+        posteriors, lost = _fit_all(plans, models, rows, kept)
         how.say("Judging ...")
         page = judge(
             posteriors,
@@ -139,10 +132,35 @@ def trust(
         },
         files=[] if out is None else [out / "index.html"],
     )
-    if unwritten:
-        raise OutputError("; ".join([unwritten, *lost]))
-    if lost:
-        raise DivergenceError("; ".join(lost))
+    if failures := [*filter(None, [unwritten]), *lost]:
+        raise BNNError("; ".join(failures))
+
+
+def _fit_all(
+    plans: Mapping[int, RunPlan],
+    models: Mapping[int, Mapping[str, Any]],
+    rows: Split,
+    kept: Mapping[int, EndedFits],
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """The posteriors of each method, one a seed, and a line on each that is lost.
+
+    Raises:
+        DivergenceError: If all are.
+    """
+    posteriors: dict[str, list[Any]] = {}
+    lost: list[str] = []
+    for seed, plan in plans.items():
+        try:
+            fitted, without = plan.fit(models[seed], rows, seed, say=plan.say, ended=kept[seed])
+        except DivergenceError as error:  # of all methods
+            if seed == [*plans][-1] and not posteriors:
+                raise
+            lost.append(f"seed {seed}: {error}")
+            continue
+        lost += [f"{name}, seed {seed}: {why}" for name, why in without.items()]
+        for name, posterior in fitted.items():
+            posteriors.setdefault(name, []).append(posterior)
+    return posteriors, lost
 
 
 def _asked(options: TrustOptions) -> dict[str, Any]:
