@@ -86,9 +86,9 @@ def run_all(
             plan.say(f"{title}: {_description(rows, seed)}")
             done.append(_run(plan, rows, seed, out))
     else:
-        own = plan if plan.backend is None else plan.again()
+        sent = plan if plan.backend is None else plan.again()
         tasks = {
-            title: partial(_run_beside, own, title, *run, out.resolve())
+            title: partial(_run_beside, sent, title, *run, out.resolve())
             for title, run in titled.items()
         }
 
@@ -101,7 +101,7 @@ def run_all(
         raise DivergenceError("; ".join(_lost_lines(runs)))
     repeated = compare_runs(runs)
     folder, why = write_or_rescue(out, partial(repeated.save, command=plan.command))
-    unwritten = [reason for reason in (*(own for _, own in done), why) if reason]
+    unwritten = [reason for reason in (*(each for _, each in done), why) if reason]
     return RunsOutcome(repeated, folder, unwritten)
 
 
@@ -138,8 +138,8 @@ def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
     """A run, and why its report is not in its folder; empty if it is there."""
     folder = out / Run.without_posteriors(rows, seed, {}).folder
     try:
-        own = plan.within(Run.without_posteriors(rows, seed, {}))
-        done = own.run(plan.models(rows, seed), rows, seed, folder)
+        plan_of_run = plan.within(Run.without_posteriors(rows, seed, {}))
+        done = plan_of_run.run(plan.models(rows, seed), rows, seed, folder)
     except OtherRunError:
         raise
     except Exception as error:

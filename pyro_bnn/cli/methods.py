@@ -61,8 +61,8 @@ def find_method(name: str) -> type[Any]:
         >>> find_method("auto-low-rank").__name__
         'AutoLowRankMultivariateNormal'
     """
-    found: type[Any] = find("method", name, known_methods())
-    return found
+    method: type[Any] = find("method", name, known_methods())
+    return method
 
 
 def find_methods(names: str) -> dict[str, NamedMethod]:
@@ -97,12 +97,12 @@ def find_one(name: str) -> dict[str, NamedMethod]:
         UnknownNameError: If the name is not known; suggests the nearest.
         OptionError: If there are several names.
     """
-    found = find_methods(name)
-    if len(found) > 1:
+    methods = find_methods(name)
+    if len(methods) > 1:
         raise OptionError(
-            f"one method is fitted, not {', '.join(found)}: choose one, or run 'pyro-bnn compare'"
+            f"one method is fitted, not {', '.join(methods)}: choose one, or run 'pyro-bnn compare'"
         )
-    return found
+    return methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,10 +225,10 @@ def make_engines(
             how["engine"] = engine.inner(**inner)
         how |= method.options
         if is_guide:
-            own = own_options(method.cls, method.options)
-            how = {option: value for option, value in how.items() if option not in own}
+            of_guide = own_options(method.cls, method.options)
+            how = {option: value for option, value in how.items() if option not in of_guide}
             guide: Any = method.cls
-            how["guide"] = functools.partial(guide, **own) if own else guide
+            how["guide"] = functools.partial(guide, **of_guide) if of_guide else guide
         engines[name] = engine(**how)
     return engines
 

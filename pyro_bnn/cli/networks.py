@@ -81,9 +81,9 @@ class NetworkSpec:
             OptionError: If a size is not allowed, or a class needs arguments.
         """
         cls = lookup("model", self.model)
-        own = getattr(cls, "default_likelihood", None)
+        default = getattr(cls, "default_likelihood", None)
         likelihood = None  # the model's own
-        if own is None or type(own).__name__ != self.likelihood:
+        if default is None or type(default).__name__ != self.likelihood:
             likelihood = made("likelihood", self.likelihood, num_classes=self.num_classes or 2)
         prior = None
         if self.prior is not None:
@@ -135,7 +135,7 @@ def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
     classes = dict.fromkeys(type(model) for model in models.values())
     for name in LAYER_OPTIONS:
         if given(context, name) and not any(takes(cls, name) for cls in classes):
-            others = [own for own, cls in entries("model").items() if takes(cls, name)]
+            others = [kebab for kebab, cls in entries("model").items() if takes(cls, name)]
             raise OptionError(
                 f"--{name} does nothing for {', '.join(cls.__name__ for cls in classes)}: "
                 f"leave it out, or take the model {', '.join(others[:-1])} or {others[-1]}"
@@ -286,9 +286,9 @@ def _inputs(x: torch.Tensor) -> str:
 # The parts of a network
 
 
-def _model_name(method: NamedMethod, given: str | None, default: str) -> str:
+def _model_name(method: NamedMethod, asked: str | None, default: str) -> str:
     needed = getattr(method.cls, "needs_model", None)
-    model = lookup("model", given or needed or default).__name__
+    model = lookup("model", asked or needed or default).__name__
     fitting = (needed, *getattr(method.cls, "suits_models", ()))
     if needed is not None and model not in fitting:
         raise OptionError(
@@ -298,9 +298,9 @@ def _model_name(method: NamedMethod, given: str | None, default: str) -> str:
     return str(model)
 
 
-def _prior_name(given: str | None) -> str | None:
+def _prior_name(asked: str | None) -> str | None:
     """Class of the prior; None for Normal, which is every model's own: equal networks are equal."""
-    prior = None if given is None else str(lookup("prior", given).__name__)
+    prior = None if asked is None else str(lookup("prior", asked).__name__)
     return None if prior == "Normal" else prior
 
 
@@ -310,11 +310,11 @@ def _task_likelihood(split: Split) -> str:
     return "Categorical" if (split.train.num_classes or 2) > 2 else "Bernoulli"
 
 
-def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
+def _likelihood_name(asked: str | None, split: Split, num_outputs: int) -> str:
     chosen = _task_likelihood(split)
-    if given is None:
+    if asked is None:
         return chosen
-    name = str(lookup("likelihood", given).__name__)
+    name = str(lookup("likelihood", asked).__name__)
     num_classes = split.train.num_classes
     described = kind_of_target(made("likelihood", name, num_classes=num_classes or 2), num_outputs)
     target = "counts" if holds_counts(split) else "numbers"

@@ -28,7 +28,7 @@ def numbers(text: str, option: str, largest: int = 2**32 - 1) -> list[int]:
         [0, 1, 2, 7]
     """
     expected = f"{option} takes whole numbers from 0 such as 0-4 or 0,3,7"
-    found: list[int] = []
+    values: list[int] = []
     for part in comma_parts(text, expected):
         low, dash, high = (end.strip() for end in part.partition("-"))
         ends = (low, high) if dash else (low, low)
@@ -39,12 +39,12 @@ def numbers(text: str, option: str, largest: int = 2**32 - 1) -> list[int]:
             raise OptionError(f"{expected}; {part.strip()!r} runs backwards")
         if last > largest:
             raise OptionError(f"{expected}, at most {largest}; {part.strip()!r} is above")
-        if last - first + len(found) >= MAX_NUMBERS:
+        if last - first + len(values) >= MAX_NUMBERS:
             raise OptionError(f"{expected}; {text!r} holds more than {MAX_NUMBERS:,}")
-        found.extend(range(first, last + 1))
-    if len(set(found)) < len(found):
+        values.extend(range(first, last + 1))
+    if len(set(values)) < len(values):
         raise OptionError(f"{expected}, each once; {text!r} names one twice")
-    return found
+    return values
 
 
 def one_or_several(context: typer.Context, name: str, several: str) -> list[int]:

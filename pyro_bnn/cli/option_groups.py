@@ -133,8 +133,8 @@ def spread(
             del config  # main has put its options in its place
             for p in parameters:
                 if p.name in options:
-                    own = {one.name: values.pop(one.name) for one in options[p.name]}
-                    values[p.name] = p.annotation(**own)
+                    of_group = {one.name: values.pop(one.name) for one in options[p.name]}
+                    values[p.name] = p.annotation(**of_group)
             show(command, values, as_json=as_json, fail_on=fail_on)
 
         every = [one for p in parameters for one in options.get(p.name, [p])]

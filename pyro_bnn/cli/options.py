@@ -142,7 +142,7 @@ class FitOptions:
         """The engine of each method; an option that none takes is refused."""
         from pyro_bnn.cli.methods import is_set_by, make_engines
 
-        every = {name: getattr(self, own) for name, (own, _) in OF_ENGINES.items()}
+        every = {name: getattr(self, option) for name, (option, _) in OF_ENGINES.items()}
         options = {name: value for name, value in every.items() if value is not None}
         engines = make_engines(methods, options, self.estimator)
 

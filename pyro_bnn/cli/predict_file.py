@@ -93,7 +93,7 @@ class FilePredictions:
         separator = self.rows.separator
         yield from lines_of([[*self.rows.header, *self.columns]], separator)
         yield "\n"
-        own = self.rows.text.lines()
+        lines = self.rows.text.lines()
         for begin in range(0, len(self.distance), ROWS_WRITTEN):
             rows = slice(begin, begin + ROWS_WRITTEN)
             texts = [
@@ -102,7 +102,7 @@ class FilePredictions:
                 else _numbers(values[rows], widths[name][rows] if name in widths else None)
                 for name, values in self.columns.items()
             ]
-            some = itertools.islice(own, len(self.distance[rows]))
+            some = itertools.islice(lines, len(self.distance[rows]))
             yield "".join(f"{separator.join(row)}\n" for row in zip(some, *texts, strict=True))
 
     def summary(self) -> Iterator[str]:
@@ -201,8 +201,8 @@ def predict_file(
             uncertainty = to_numpy(epistemic(prediction, measure, num_targets))
             whole.fill(index, {"epistemic": uncertainty})
     columns = {name: values for name, values in whole.items() if name.startswith("predicted")}
-    own = {*columns, DISTANCE, P_VALUE, RATIO}
-    if taken := [name for name in rows.header if name in own]:
+    written = {*columns, DISTANCE, P_VALUE, RATIO}
+    if taken := [name for name in rows.header if name in written]:
         raise DataError(
             f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
             "write: rename or drop it; an input of the fit is renamed in its data, and fitted again"
@@ -342,8 +342,8 @@ def _distance(fit: SavedFit, x: Tensor) -> np.ndarray:
     """
     blocks = []
     for rows in x.split(ROWS_MEASURED):
-        own = torch.nan_to_num(_in_its_units(fit, rows).float())  # its largest for those beyond
-        blocks.append(fit.novelty.distance(to_numpy(own.flatten(1))))
+        inputs = torch.nan_to_num(_in_its_units(fit, rows).float())  # its largest for those beyond
+        blocks.append(fit.novelty.distance(to_numpy(inputs.flatten(1))))
     return np.concatenate(blocks)
 
 

@@ -59,18 +59,18 @@ def show(
     """
     results = command(**values)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        found = next(results, None)
-    if found is None:
+        result = next(results, None)
+    if result is None:
         return
     if as_json:
-        document = {**found.document(), "files": found.files}
+        document = {**result.document(), "files": result.files}
         typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
     else:
-        typer.echo(found.text)
-        for file in found.files:
+        typer.echo(result.text)
+        for file in result.files:
             typer.echo(f"Wrote {file}")
     next(results, None)
-    unwanted = [text for against, text in found.warnings() if {ANY, against} & set(fail_on)]
+    unwanted = [text for against, text in result.warnings() if {ANY, against} & set(fail_on)]
     if unwanted:
         more = f" (and {len(unwanted) - 1} more)" if len(unwanted) > 1 else ""
         raise UnwantedError(f"--fail-on {','.join(fail_on)}: {unwanted[0]}{more}")
@@ -89,9 +89,9 @@ def plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):  # a named tuple
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {str(name): plain(own) for name, own in value.items()}
+        return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(own) for own in value]
+        return [plain(one) for one in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -154,10 +154,12 @@ class RunPlan:
         Raises:
             OptionError: If the options do not fit each other or the data.
         """
-        own = networks.make_networks(self.methods, rows, self.choice, seed)
+        specs = networks.make_networks(self.methods, rows, self.choice, seed)
         if isinstance(self.reference, Auto):
-            own |= networks.make_networks({LOOKED_FOR: NamedMethod(NUTS)}, rows, self.choice, seed)
-        made: dict[str, Any] = networks.build_models(own, self.device)
+            specs |= networks.make_networks(
+                {LOOKED_FOR: NamedMethod(NUTS)}, rows, self.choice, seed
+            )
+        made: dict[str, Any] = networks.build_models(specs, self.device)
         fits.check_starts(self.engines, made, rows.train)
         if LOOKED_FOR in made and fits.holds_fixed(NUTS(), made[LOOKED_FOR]):
             raise OptionError(
@@ -228,19 +230,19 @@ class RunPlan:
                 progress=self.progress,
                 if_killed=if_killed,
             )
-        found: dict[str, T] = {}
+        values: dict[str, T] = {}
         with self.backend():
-            told = in_order(partial(_told, task) for task in tasks.values())
-            for name, (lines, value) in zip(tasks, told, strict=True):
-                found[name] = value
+            answers = in_order(partial(_told, task) for task in tasks.values())
+            for name, (lines, value) in zip(tasks, answers, strict=True):
+                values[name] = value
                 for line in lines:
                     self.say(line)
-        return found
+        return values
 
     def again(self) -> RunPlan:
         """The plan of a task that another machine does, and does again where a worker is lost."""
-        own = dataclasses.replace(self, backend=None, progress=False)
-        return dataclasses.replace(own, saves=self.saves.again())
+        alone = dataclasses.replace(self, backend=None, progress=False)
+        return dataclasses.replace(alone, saves=self.saves.again())
 
 
 class OneRun:
@@ -321,7 +323,7 @@ class OneRun:
         """
         plan, saves = self.plan, self.plan.saves.within(LOOKED_FOR)
         try:
-            found = reference(
+            posterior = reference(
                 self.models[LOOKED_FOR],
                 self.rows,
                 seconds=seconds,
@@ -337,9 +339,13 @@ class OneRun:
             lost[LOOKED_FOR] = why_lost(error)
             plan.say(f"No reference: {lost[LOOKED_FOR]}")
             return None
-        name = found.method if found.method not in posteriors else f"{found.method} ({LOOKED_FOR})"
-        posteriors[name] = found
-        self.ended.keep(name, found.save)
+        name = (
+            posterior.method
+            if posterior.method not in posteriors
+            else f"{posterior.method} ({LOOKED_FOR})"
+        )
+        posteriors[name] = posterior
+        self.ended.keep(name, posterior.save)
         return name
 
     def fit_side_by_side(self) -> dict[str, Callable[[], Posterior]]:
@@ -446,8 +452,8 @@ def _fit_one_elsewhere(
     """As :func:`_fit_one`, but what it saves is returned: there may be no disk of both."""
     del ended
     with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as folder:
-        own = EndedFits(Path(folder), plan.methods)
-        found = _fit_one(plan.again(), rows, seed, name, own, say)
-        if isinstance(found, str) or isinstance(found.file, bytes):
-            return found
-        return found._replace(file=found.file.read_bytes())
+        kept = EndedFits(Path(folder), plan.methods)
+        fitted = _fit_one(plan.again(), rows, seed, name, kept, say)
+        if isinstance(fitted, str) or isinstance(fitted.file, bytes):
+            return fitted
+        return fitted._replace(file=fitted.file.read_bytes())

@@ -92,8 +92,8 @@ class _Workers:
         """A pool of one, and the queue that it sends to: no other waits for a lock of it."""
         context = fork_server.context(self._threads)
         queue = context.SimpleQueue()
-        given = (queue, shutil.get_terminal_size().columns)
-        return ProcessPoolExecutor(1, context, _begin, given), queue
+        arguments = (queue, shutil.get_terminal_size().columns)
+        return ProcessPoolExecutor(1, context, _begin, arguments), queue
 
     def begin(self, name: str, task: Callable[[Say], T]) -> Future[T]:
         """Begin a task; there is a process that is free."""
@@ -111,10 +111,10 @@ class _Workers:
 
     def end(self, name: str, *, was_killed: bool) -> None:
         """Free the process of a task that has ended; one that was killed is replaced."""
-        own = self._busy.pop(name)
+        process = self._busy.pop(name)
         if was_killed:
-            own[0].shutdown()
-        self._free.append(self._pool() if was_killed else own)
+            process[0].shutdown()
+        self._free.append(self._pool() if was_killed else process)
 
     def close(self) -> None:
         """End the processes."""
@@ -152,7 +152,7 @@ def _watch(
     to_begin = deque(tasks.items())
     waiting: dict[Future[T], str] = {}
     running: dict[str, int] = {}  # name to process
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     stops: BaseException | None = None
 
     def stop_all(why: BaseException) -> None:
@@ -184,9 +184,9 @@ def _watch(
                 running.pop(name, None)
                 screen.show(name, "ends", None)
                 if error is None:
-                    found[name] = future.result()
+                    values[name] = future.result()
                 elif was_killed and if_killed is not None and stops is None:
-                    found[name] = if_killed(name)
+                    values[name] = if_killed(name)
                     screen.show(name, "line", f"{name}: {ENDED}")
                 elif stops is None:
                     stop_all(BNNError(ENDED) if was_killed else error)
@@ -194,7 +194,7 @@ def _watch(
             stop_all(asked)
     if stops is not None:
         raise stops
-    return found
+    return values
 
 
 def _interrupt(process: int) -> None:

@@ -178,13 +178,13 @@ def _log_likelihood(chains: DrawsPosterior, data: Data, bound: int) -> Float[np.
         DataError: If a value is not finite.
     """
     values = chains.log_likelihood(data, chains.num_stored_draws, group_by_chain=True, memory=bound)
-    found = np.asarray(values.cpu(), dtype=np.float64)
-    if not np.isfinite(found).all():
+    array = np.asarray(values.cpu(), dtype=np.float64)
+    if not np.isfinite(array).all():
         raise DataError(
-            f"{int((~np.isfinite(found)).sum())} of {found.size} log likelihoods are not finite: "
+            f"{int((~np.isfinite(array)).sum())} of {array.size} log likelihoods are not finite: "
             "chains that give a row no density cannot be weighted by it"
         )
-    return found
+    return array
 
 
 def _functions(chains: DrawsPosterior, data: Data) -> Float[np.ndarray, "C S N F"]:
@@ -215,11 +215,11 @@ def _densities(
     if rows == "new":
         parts = [log_likelihood[group].reshape(-1, log_likelihood.shape[2]) for group in groups]
         return np.stack([logsumexp(p, axis=0) - np.log(len(p)) for p in parts], 1), 0
-    found = [arviz_io.loo_of_draws(log_likelihood[group]) for group in groups]
+    loos = [arviz_io.loo_of_draws(log_likelihood[group]) for group in groups]
     num_rows = log_likelihood.shape[2]
     failed: dict[str, Any] = {
         " and ".join(str(chain + 1) for chain in group): one.num_bad
-        for group, one in zip(groups, found, strict=True)
+        for group, one in zip(groups, loos, strict=True)
         if one.num_bad > max_bad * num_rows
     }
     if failed:
@@ -229,8 +229,8 @@ def _densities(
             f"{parts_of}), so these rows cannot be left out of chains that saw them: give rows "
             'that no chain has seen, with rows="new", or raise num_samples'
         )
-    densities = np.stack([one.pointwise for one in found], 1)
-    return densities, max(one.num_bad for one in found)
+    densities = np.stack([one.pointwise for one in loos], 1)
+    return densities, max(one.num_bad for one in loos)
 
 
 def _weighted(chains: DrawsPosterior, weights: Float[np.ndarray, " C"]) -> Float[Tensor, "1 S P"]:

@@ -125,7 +125,7 @@ def compare(
         device=how.device,
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
-    data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
+    data_of = {split: networks.load_rows(one, network.likelihood) for split, one in sources.items()}
     many_runs.check_saves(plan, data_of, seeds)
     rows = data_of[splits[0]]
     models = plan.models(rows, seeds[0])

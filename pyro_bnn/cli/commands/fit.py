@@ -55,15 +55,15 @@ def fit(
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.data.split import all_rows
 
-    found = find_one(options.method)
-    engines = how.engines(context, found)
+    methods = find_one(options.method)
+    engines = how.engines(context, methods)
     check(saves, [saves])
     if options.all_rows:
         refuse_idle(context, ("split", "max_rows"), ("--all-rows",))
     loaded = networks.load_rows(source, network.likelihood)
     columns = saved_fit.input_columns(loaded)
     rows = all_rows(loaded) if options.all_rows else loaded
-    plans = networks.make_networks(found, rows, network, how.seed)
+    plans = networks.make_networks(methods, rows, network, how.seed)
     models = networks.build_models(plans, how.device)
     engines = fits.in_batches(engines, models, rows.train)
     networks.check_layers(context, models)  # before what takes longer

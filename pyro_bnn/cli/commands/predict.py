@@ -84,20 +84,20 @@ def predict(
     if not is_standard:
         predictions.check_out(out, new)
     saved = SavedFit.load(options.posterior, options.device)
-    found = predictions.predict_file(
+    predicted = predictions.predict_file(
         saved, new, level=options.level, num_samples=options.samples, seed=options.seed
     )
     if is_standard:
-        write_standard(found.text())
+        write_standard(predicted.text())
     else:
-        predictions.write_predictions(found, out, new)
-    words = list(found.summary())
+        predictions.write_predictions(predicted, out, new)
+    words = list(predicted.summary())
     if is_standard:
         for line in words:
             typer.echo(line, err=True)
         return
     yield Result(
         text="\n".join(words),
-        document=lambda: {"rows": pd.DataFrame(found.columns), "summary": words},
+        document=lambda: {"rows": pd.DataFrame(predicted.columns), "summary": words},
         files=[out],
     )

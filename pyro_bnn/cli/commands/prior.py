@@ -81,13 +81,13 @@ def draw_prior(
     for line in list(networks.describe(loaded, models, network))[0 if source.data else 2 :]:
         typer.echo(line)
     lines = figures.lines(loaded.train.x, options.along, loaded.train.input_names)
-    found = {
+    draws = {
         name: prior_predictive(model, lines[0].x, options.draws, options.seed)
         for name, model in models.items()
     }
-    middles = {name: figures.middle(functions, lines[0]) for name, functions in found.items()}
-    words = [figures.describe_middle(name, own) for name, own in middles.items()]
-    figures.save_picture(figures.prior_functions(found, lines), options.out)
+    middles = {name: figures.middle(functions, lines[0]) for name, functions in draws.items()}
+    words = [figures.describe_middle(name, middle) for name, middle in middles.items()]
+    figures.save_picture(figures.prior_functions(draws, lines), options.out)
     yield Result(
         text="\n".join(["", *words, ""]),
         document=lambda: {

@@ -78,13 +78,13 @@ def sbc(
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 
-    found = find_one(options.method)
-    for name, method in found.items():
+    methods = find_one(options.method)
+    for name, method in methods.items():
         if "num_chains" in method.options:
             raise OptionError(f"a sampler runs one chain on each data set: leave it out of {name}")
-    engines = dataclasses.replace(how, chains=1).engines(context, found)
+    engines = dataclasses.replace(how, chains=1).engines(context, methods)
     loaded = networks.load_rows(source, network.likelihood)
-    plans = networks.make_networks(found, loaded, network, how.seed)
+    plans = networks.make_networks(methods, loaded, network, how.seed)
     models = networks.build_models(plans, how.device)
     x = loaded.train.x[: options.rows]
     data = f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated"
@@ -92,7 +92,7 @@ def sbc(
     folders = options.out, saves.checkpoint
     check_and_describe(context, how, loaded, models, network, *folders, data_line=data)
     ((name, engine),) = engines.items()
-    has_density = getattr(found[name].cls, "has_log_prob", False)
+    has_density = getattr(methods[name].cls, "has_log_prob", False)
     if options.ranks and not has_density:
         raise OptionError(f"--ranks does nothing for {name}, which has no others: leave it out")
     calibrate: Any = simulation_based_calibration
@@ -135,8 +135,8 @@ OWN_WORDS = {
 
 
 def _in_own_words(message: str) -> str:
-    for argument, own in OWN_WORDS.items():
-        message = message.replace(argument, own)
+    for argument, typed in OWN_WORDS.items():
+        message = message.replace(argument, typed)
     return message
 
 

@@ -105,7 +105,7 @@ def trust(
     first = models[seeds[0]]
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, first, rows.train))
     plans = {seed: dataclasses.replace(plan, saves=saves.within(f"seed-{seed}")) for seed in seeds}
-    check(saves, [own for one in plans.values() for own in one.saves_of_each().values()])
+    check(saves, [save for one in plans.values() for save in one.saves_of_each().values()])
     check_and_describe(context, how, rows, first, network, options.out, saves.checkpoint)
     with alone(options.out):
         kept = {seed: EndedFits(options.out, plan.methods, f"seed-{seed}-") for seed in seeds}

@@ -275,8 +275,8 @@ def _run_each(
             return [None]
         runs = []
         for half, part in enumerate(ys.tensor_split(2)):
-            part_seed, own = stream_seed(seed, ENGINE, half), f"{name}-{half}"
-            runs += _run_each(engine, model, x, part, part_seed, saved, own, progress=progress)
+            part_seed, folder = stream_seed(seed, ENGINE, half), f"{name}-{half}"
+            runs += _run_each(engine, model, x, part, part_seed, saved, folder, progress=progress)
         return runs
     diverging = np.sum(stats.get("diverging", np.zeros((len(z), 1))), axis=1)
     return [
