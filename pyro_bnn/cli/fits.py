@@ -1,4 +1,4 @@
-"""What the command line runs: names and numbers become engines, and engines posteriors."""
+"""The engines of a command are checked and run, one after another."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def why_lost(error: Exception) -> str:
 
 
 def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list[Verdict]:
-    """What speaks against convergence of a fit, and how much was looked at, which warns of nothing.
+    """Verdicts on the convergence of a fit, and on how much the checks could have seen.
 
     Args:
         name: The method.

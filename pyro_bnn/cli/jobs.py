@@ -23,13 +23,13 @@ def number_of_jobs(
     """How many processes fit side by side: runs where there are several, else methods.
 
     Args:
-        asked: What the command says; None for as many as there are cores for, where they save
-            more time than they take to begin.
+        asked: Number that the command names; None for one a core, if that saves more time than
+            processes take to begin.
         engines: By name of the method.
         num_runs: Runs over splits and seeds.
         threads: CPU threads of each process.
         is_here: Whether they are processes of this machine, and no other backend's.
-        device: Where the networks are: a GPU is one for all, so that nothing is chosen there.
+        device: Where the networks are. All processes share a GPU: there it is 1 by default.
 
     Raises:
         OptionError: If there are more jobs than fits, or than cores for the threads of each.

@@ -1,4 +1,4 @@
-"""What a command found: as text on standard output, or with ``--json`` as one document."""
+"""The result of a command is printed as text, or with ``--json`` as one JSON document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Result:
         text: What is printed without ``--json``.
         document: What is printed with it: names, numbers, text, and tables of pandas.
         files: Those that were written.
-        warnings: What ``--fail-on`` looks at: texts, each with what it speaks against.
+        warnings: What ``--fail-on`` looks at: pairs of what a warning speaks against, such as
+            ``"refit"``, and its text.
     """
 
     text: str
@@ -46,13 +47,13 @@ def show(
     as_json: bool,
     fail_on: Sequence[str] = (),
 ) -> None:
-    """Run a command, and print what it found: all of it, before an error that comes after it.
+    """Run a command, and print its result, also where the command raises an error after it.
 
     Args:
-        command: Yields what it found, or nothing.
+        command: Yields its result, or nothing.
         values: Its arguments.
-        as_json: Whether that is printed as JSON, and what is said on the way on standard error.
-        fail_on: What warnings are errors, by what they speak against, or `ANY`.
+        as_json: Whether the result is printed as JSON; progress then goes to standard error.
+        fail_on: Warnings that are errors: what they speak against, or `ANY`.
 
     Raises:
         UnwantedError: If there is such a warning.

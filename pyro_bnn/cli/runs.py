@@ -201,7 +201,7 @@ class RunPlan:
     def fit(
         self, models: Mapping[str, Model], rows: Split, seed: int, **how: Any
     ) -> tuple[dict[str, Posterior], dict[str, str]]:
-        """What :func:`fits.fit_all` does with engines and saves of the plan."""
+        """Call :func:`fits.fit_all` with the engines and checkpoints of the plan."""
         saves, progress = self.saves_of_each(), self.progress
         return fits.fit_all(
             self.engines, models, rows, seed=seed, progress=progress, saves=saves, **how
@@ -213,7 +213,7 @@ class RunPlan:
         num_processes: int,
         if_killed: Callable[[str], T],
     ) -> dict[str, T]:
-        """What tasks return, side by side here, or done by the backend.
+        """Do tasks side by side in processes here, or by the backend; return their values.
 
         Args:
             tasks: By name.
@@ -240,7 +240,7 @@ class RunPlan:
         return values
 
     def again(self) -> RunPlan:
-        """The plan of a task that another machine does, and does again where a worker is lost."""
+        """The plan for another machine, which may begin a task again after a worker was lost."""
         alone = dataclasses.replace(self, backend=None, progress=False)
         return dataclasses.replace(alone, saves=self.saves.again())
 
@@ -293,7 +293,7 @@ class OneRun:
             reason_of=why_lost,
             alone=self.alone,
         )
-        write = partial(comparison.save, command=plan.command)
+        write: Callable[[Path], object] = partial(comparison.save, command=plan.command)
         if is_beside and plan.backend is None:
             write = partial(self.save_beside, comparison)
         folder, why = write_or_rescue(self.out, write)

@@ -47,20 +47,20 @@ class Saves:
             raise OptionError("--resume needs --checkpoint FOLDER: where the run was saved")
 
     def within(self, name: str) -> Saves:
-        """Those of one run of several, in a folder of this name."""
+        """Where one of several runs is saved: in a folder of this name."""
         if self.checkpoint is None:
             return self
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
 
     def saved_runs(self) -> list[Saves]:
-        """Those of runs in it that have been saved, in folders of any names."""
+        """Where each run is saved that has a checkpoint below this folder."""
         from pyro_bnn.infer.checkpoints.checkpoint import NAME
 
         there = () if self.checkpoint is None else sorted(self.checkpoint.rglob(NAME))
         return [Saves(checkpoint=path.parent, resume=self.resume) for path in there]
 
     def again(self) -> Saves:
-        """Those of a task that may be begun twice, as where a worker is lost, in any folder."""
+        """For a task that another worker may begin again: an absolute path, and it resumes."""
         if self.checkpoint is None:
             return self
         return Saves(checkpoint=self.checkpoint.resolve(), resume=True)

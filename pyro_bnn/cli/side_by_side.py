@@ -1,7 +1,7 @@
 """Work in processes side by side: while they run, what they say and how far they are is shown.
 
-Ctrl-C reaches this process alone, which passes it on once to every piece of work that runs: a fit
-that takes it as a question finishes its step and saves its state.
+Ctrl-C reaches this process alone. It interrupts each process that works once, so that a fit with a
+checkpoint finishes its step and saves its state.
 
 The processes are not joblib's, because loky ends them at Ctrl-C before a fit has saved its state,
 fails all tasks where one process is killed, and shows no bars of its tasks.
@@ -89,7 +89,7 @@ class _Workers:
         self._busy: dict[str, tuple[ProcessPoolExecutor, Any]] = {}
 
     def _pool(self) -> tuple[ProcessPoolExecutor, Any]:
-        """A pool of one, and the queue that it sends to: no other waits for a lock of it."""
+        """A pool of one process, and a queue of its own, so that no process waits for another."""
         context = fork_server.context(self._threads)
         queue = context.SimpleQueue()
         arguments = (queue, shutil.get_terminal_size().columns)
@@ -124,7 +124,7 @@ class _Workers:
 
 @contextmanager
 def processes(num_processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes out of reach of a terminal's Ctrl-C, which end with this one.
+    """Processes that a terminal's Ctrl-C does not reach, and that end with this one.
 
     Args:
         num_processes: How many.
@@ -244,7 +244,7 @@ class _Screen:
 
 
 def _begin(queue: Any, columns: int) -> None:
-    """Before the first task: out of reach of a terminal's Ctrl-C, not to outlive the parent."""
+    """Prepare a process: a terminal's Ctrl-C does not reach it, and it ends with its parent."""
     global _queue  # noqa: PLW0603 (of the process, as its tasks are)
     _queue = queue
     os.environ["COLUMNS"] = str(columns)  # of bars

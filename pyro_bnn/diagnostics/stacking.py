@@ -46,7 +46,7 @@ def stacking_weights(log_densities: Float[np.ndarray, "N K"]) -> Float[np.ndarra
         >>> stacking_weights(log_densities).round(3)
         array([0.708, 0.292])
     """
-    values = check_axes("log_densities", log_densities, "N K").astype(float)
+    values = check_axes("log_densities", log_densities, "N K")
     if np.isnan(values).any() or (values == np.inf).any():
         raise DataError("a log density is NaN or +inf, and stacking needs all of them finite")
     best = values.max(1)
