@@ -18,7 +18,7 @@ from pyro_bnn import guides, likelihoods, registry
 from pyro_bnn.cli.commands import predict as predict_command
 from pyro_bnn.cli.methods import find_method, find_methods
 from pyro_bnn.cli.networks import make_networks
-from pyro_bnn.cli.option_groups import GroupedCommand, spread, takes
+from pyro_bnn.cli.option_groups import GroupedCommand, spread, values_taken
 from pyro_bnn.cli.options import NetworkOptions
 from pyro_bnn.cli.results import Result
 from pyro_bnn.cli.terminal import USAGE_ERROR
@@ -152,7 +152,7 @@ def test_the_line_of_its_option_is_all_that_declares_it(capsys: pytest.CaptureFi
     program.main([*given, "--digits", "3"], standalone_mode=False)
     program.main(given, standalone_mode=False)
     assert read == [3, 7]
-    assert takes(program)["--digits"] == "value"  # so that a file of --config may have it
+    assert values_taken(program)["--digits"] == "value"  # so that a file of --config may have it
     with pytest.raises(USAGE_ERROR) as refused:
         program.main([*given, "--digits", "0"], standalone_mode=False)
     refusal: Any = refused.value

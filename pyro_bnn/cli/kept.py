@@ -23,7 +23,7 @@ PREFIX = "pyro-bnn-kept-"  # of folders in place of those that cannot be written
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def locked_folder(out: Path) -> Iterator[None]:
     """Keep other commands from a folder of the output until the end of the block or the process.
 
     The folder of fits in it is locked. Both folders are removed at the end if they are empty.

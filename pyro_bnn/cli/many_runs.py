@@ -16,7 +16,7 @@ from pyro_bnn.cli import side_by_side
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.cli.jobs import require_cores
 from pyro_bnn.cli.kept import write_or_rescue
-from pyro_bnn.cli.runs import FILES, RunPlan
+from pyro_bnn.cli.runs import PAGE_FILES, RunPlan
 from pyro_bnn.cli.saves import OtherRunError
 from pyro_bnn.cli.side_by_side import Say
 from pyro_bnn.cli.terminal import plain_notes
@@ -47,7 +47,7 @@ class RunsOutcome(NamedTuple):
     def files(self) -> list[str]:
         """Names of the files in the folder."""
         pages = [f"{run.folder}/index.html" for run in self.comparison.runs if run.methods]
-        return [*FILES, "runs.csv", *pages]
+        return [*PAGE_FILES, "runs.csv", *pages]
 
 
 def run_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -244,9 +245,10 @@ def is_set_by(engine: Any, option: str) -> bool:
     return takes(engine, option) and not is_length
 
 
-def takes(engine: Any, option: str) -> bool:
-    """Whether an engine, or a class of engines, has an option."""
-    return any(field.name == option for field in dataclasses.fields(engine))
+def takes(made: Any, option: str) -> bool:
+    """Whether an engine or a model, or a class of them, has an option, such as ``"hidden"``."""
+    cls = made if isinstance(made, type) else type(made)
+    return option in inspect.signature(cls).parameters
 
 
 def comma_parts(text: str, expected: str) -> Sequence[str]:

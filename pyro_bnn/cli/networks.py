@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import tempfile
 import textwrap
@@ -13,7 +12,7 @@ from typing import Any, cast
 import torch
 import typer
 
-from pyro_bnn.cli.methods import NamedMethod, comma_parts
+from pyro_bnn.cli.methods import NamedMethod, comma_parts, takes
 from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.cli.terminal import WIDTH, given
 from pyro_bnn.data import Split, load
@@ -226,11 +225,6 @@ def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
             "such as mlp"
         )
     return 1, side, side
-
-
-def takes(model: Any, option: str) -> bool:
-    """Whether a class of models has an option, such as ``"hidden"``."""
-    return option in inspect.signature(model).parameters
 
 
 def layer_units(hidden: str) -> tuple[int, ...]:

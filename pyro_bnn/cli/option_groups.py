@@ -87,7 +87,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-def takes(command: TyperCommand) -> dict[str, Takes]:
+def values_taken(command: TyperCommand) -> dict[str, Takes]:
     """The options of a command, such as ``--steps``, and what each takes."""
 
     def kind(parameter: Any) -> Takes:

@@ -44,7 +44,7 @@ from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 UNKEPT = "its fit ended, but no folder could be written to for it; a note says why"
-FILES = ("index.html", "table.csv")  # of every report
+PAGE_FILES = ("index.html", "table.csv")  # of every report
 LOOKED_FOR = "reference"  # what a reference is called before its engine is known
 
 
@@ -85,7 +85,7 @@ class RunOutcome(NamedTuple):
     def files(self) -> list[str]:
         """Names of the files in the folder."""
         draws = file_names(self.comparison.posteriors).values()
-        return [*FILES, "verdicts.json", *(f"{name}.nc" for name in draws)]
+        return [*PAGE_FILES, "verdicts.json", *(f"{name}.nc" for name in draws)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +241,8 @@ class RunPlan:
 
     def again(self) -> RunPlan:
         """The plan for another machine, which may begin a task again after a worker was lost."""
-        alone = dataclasses.replace(self, backend=None, progress=False)
-        return dataclasses.replace(alone, saves=self.saves.again())
+        plan = dataclasses.replace(self, backend=None, progress=False)
+        return dataclasses.replace(plan, saves=self.saves.again())
 
 
 class OneRun:

@@ -98,7 +98,7 @@ def compare(
     from pyro_bnn.cli import fits, many_runs, networks
     from pyro_bnn.cli.before_fits import check_and_describe
     from pyro_bnn.cli.jobs import number_of_jobs
-    from pyro_bnn.cli.kept import alone
+    from pyro_bnn.cli.kept import locked_folder
     from pyro_bnn.cli.methods import find_methods, find_reference
     from pyro_bnn.cli.number_lists import one_or_several
     from pyro_bnn.cli.runs import RunOutcome, RunPlan
@@ -132,7 +132,7 @@ def compare(
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
     check_and_describe(context, how, rows, models, network, options.out, saves.checkpoint)
     done: RunOutcome | many_runs.RunsOutcome
-    with alone(options.out):
+    with locked_folder(options.out):
         if num_runs > 1:
             done = many_runs.run_all(plan, data_of, seeds, options.out, num_processes=processes)
         else:

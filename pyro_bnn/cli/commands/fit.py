@@ -51,7 +51,7 @@ def fit(
     """
     from pyro_bnn.cli import fits, networks, saved_fit
     from pyro_bnn.cli.before_fits import check_and_describe
-    from pyro_bnn.cli.kept import EndedFits, alone, write_or_rescue
+    from pyro_bnn.cli.kept import EndedFits, locked_folder, write_or_rescue
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.data.split import all_rows
 
@@ -70,7 +70,7 @@ def fit(
     fits.check_starts(engines, models, rows.train)
     folders = options.out, saves.checkpoint
     check_and_describe(context, how, rows, models, network, *folders, all_rows=options.all_rows)
-    with alone(options.out):
+    with locked_folder(options.out):
         ended = EndedFits(options.out, engines)
         posteriors, _ = fits.fit_all(
             engines,

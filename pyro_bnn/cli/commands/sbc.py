@@ -74,7 +74,7 @@ def sbc(
     """
     from pyro_bnn.cli import networks
     from pyro_bnn.cli.before_fits import check_and_describe
-    from pyro_bnn.cli.kept import alone, write_or_rescue
+    from pyro_bnn.cli.kept import locked_folder, write_or_rescue
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 
@@ -99,7 +99,7 @@ def sbc(
     if has_density and not options.ranks:
         calibrate = variational_calibration
     _check_draws(engine, options, has_density=calibrate is variational_calibration)
-    with alone(options.out):
+    with locked_folder(options.out):
         try:
             result = calibrate(
                 models[name],

@@ -86,7 +86,7 @@ def trust(
     """
     from pyro_bnn.cli import fits, networks
     from pyro_bnn.cli.before_fits import check_and_describe
-    from pyro_bnn.cli.kept import EndedFits, alone, write_or_rescue
+    from pyro_bnn.cli.kept import EndedFits, locked_folder, write_or_rescue
     from pyro_bnn.cli.methods import find_methods
     from pyro_bnn.cli.number_lists import one_or_several
     from pyro_bnn.cli.runs import RunPlan
@@ -107,7 +107,7 @@ def trust(
     plans = {seed: dataclasses.replace(plan, saves=saves.within(f"seed-{seed}")) for seed in seeds}
     check(saves, [save for one in plans.values() for save in one.saves_of_each().values()])
     check_and_describe(context, how, rows, first, network, options.out, saves.checkpoint)
-    with alone(options.out):
+    with locked_folder(options.out):
         kept = {seed: EndedFits(options.out, plan.methods, f"seed-{seed}-") for seed in seeds}
         posteriors, lost = _fit_all(plans, models, rows, kept)
         how.say("Judging ...")
