@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_bnn.data import on_disk
-from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order, plain_numbers
-from pyro_bnn.data.csv_file import Fields, Target, encode, lines_of
+from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order
+from pyro_bnn.data.csv_file import lines_of
+from pyro_bnn.data.encoding import Target, table_of
+from pyro_bnn.data.fields import Fields, TextColumn, text_columns
 from pyro_bnn.data.labels import Task, check_task, is_categorical
 from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
 from pyro_bnn.errors import DataError
@@ -68,7 +70,7 @@ def from_frame(
         ('town=Oslo', 'town=Rome', 'age')
     """
     check_task(task)
-    table = encode(frame_fields(frame), target, task)
+    table = table_of(frame_fields(frame), target, task)
     train, test = rows_of_split(len(table.data), rows, test_fraction, seed)
     return make_split(table, train, test)
 
@@ -159,30 +161,25 @@ def frame_fields(
             f"{source} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
             "in frame.columns = [...]"
         )
-    header, plain = list(frame.columns), {}
-    if len(set(header)) == len(header):  # Fields refuses others
-        found = ((own, _plain(frame[own])) for own in header)
-        is_large = on_disk.is_large_table(frame.shape)
-        plain = {
-            own: on_disk.stored(values) if is_large else values
-            for own, values in found
-            if values is not None
-        }
-    text = {
-        column: np.array(_texts(own), object)
-        for column, own in frame.items()
-        if column not in plain
-    }
+    numeric: dict[str, np.ndarray[Any, Any]] = {}
+    text: dict[str, TextColumn] = {}
+    for column, values in frame.items():  # of equal names the last one: Fields refuses these
+        if getattr(values.dtype, "kind", "O") in "fiu":
+            numbers = _numbers(values)
+            is_large = on_disk.is_large_table(frame.shape)
+            numeric[column] = on_disk.stored(numbers) if is_large else numbers
+        else:
+            text[column] = _text(values)
     levels = {
-        column: tuple(map(str, own.cat.remove_unused_categories().cat.categories))
-        for column, own in frame.items()
-        if is_categorical(own)
+        column: tuple(text[column].values)
+        for column, values in frame.items()
+        if is_categorical(values)
     }
     return Fields(
         source=source,
         name=name,
-        header=header,
-        plain=plain,
+        header=list(frame.columns),
+        numeric=numeric,
         text=text,
         rows=FrameRows(frame),
         place=lambda row: f"row {frame.index[[row]].tolist()[0]!r}",
@@ -207,11 +204,20 @@ class FrameRows:
         return lines_of(self, ",")
 
 
-def _plain(column: Any) -> np.ndarray[Any, Any] | None:
-    """A column of finite numbers below 2^53, float64; nothing of any other."""
-    if getattr(column.dtype, "kind", "O") not in "fiu" or column.isna().any():
-        return None
-    return plain_numbers(column.to_numpy())
+def _numbers(column: Any) -> np.ndarray[Any, Any]:
+    """The numbers of a column, missing ones as NaN."""
+    if column.isna().any():
+        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    return np.asarray(column.to_numpy())
+
+
+def _text(column: Any) -> TextColumn:
+    """A column as text; of categories those that occur, in their order."""
+    if not is_categorical(column):
+        return text_columns(zip(_texts(column), strict=True), [0])[0]
+    used = column.cat.remove_unused_categories().cat
+    missing = [str(np.nan)] if column.isna().any() else []  # its code is -1
+    return TextColumn([*map(str, used.categories), *missing], used.codes.to_numpy())
 
 
 def _texts(column: Any) -> list[str]:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.arrays import listed
-from pyro_bnn.data.csv_file import Fields, Rows, number
+from pyro_bnn.data.fields import Fields, Rows, number
 from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
@@ -49,8 +49,8 @@ def read_new_rows(
     """Read the rows of a CSV or Parquet file that has the columns of a fit, in any order.
 
     Args:
-        path: The file, with a header; see :func:`pyro_bnn.data.csv_file.read_csv`. It is read once,
-            and may be a pipe; ``-`` is standard input.
+        path: The file, with a header; see :func:`pyro_bnn.data.csv_file.csv_fields`. It is read
+            once, and may be a pipe; ``-`` is standard input.
         columns: Input columns of the fit; the file may have others beside them.
         target: Name of the target, or of several, whose columns may be absent.
         class_names: Names of the classes, where the target is one.
@@ -92,10 +92,11 @@ def read_new_rows(
 def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor, " N"]:
     """The position of each field among the class names, spelled as these or as a number."""
     place = {class_name: label for label, class_name in enumerate(class_names)}
-    labels = [place.get(text, place.get(_whole(text), -1)) for text in fields.column(name)]
+    text = fields.as_text(name)
+    labels = text.each(place.get(value, place.get(_whole(value), -1)) for value in text.values)
     fields.refuse(
         name,
-        [i for i, label in enumerate(labels) if label < 0],
+        np.flatnonzero(labels < 0),
         "classes that the fit has not seen,",
         f"known are {listed(class_names)}",
     )

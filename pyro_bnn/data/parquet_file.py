@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_bnn.data import on_disk
-from pyro_bnn.data.csv_file import Fields
+from pyro_bnn.data.csv_file import csv_fields
+from pyro_bnn.data.fields import Fields
 from pyro_bnn.data.frames import frame_fields
 from pyro_bnn.data.labels import is_categorical
 from pyro_bnn.data.tables import check_packing
@@ -35,7 +36,7 @@ def read_fields(path: Path, *, min_columns: int = 2, once: bool = False) -> Fiel
     """
     if path.suffix.lower() in SUFFIXES:
         return frame_fields(read_parquet(path), min_columns, source=repr(str(path)), name=path.name)
-    return Fields.read(path, min_columns=min_columns, once=once)
+    return csv_fields(path, min_columns=min_columns, once=once)
 
 
 def read_parquet(path: Path) -> pd.DataFrame:

@@ -124,3 +124,8 @@ def are_codes(values: Iterable[str]) -> bool:
     values = list(values)
     are_padded = any(len(value) > 1 and value[0] == "0" for value in values)
     return are_padded and all(value.isdecimal() for value in values)
+
+
+def first_code(values: Iterable[str]) -> str:
+    """The first value with a leading zero, of those that :func:`are_codes` says are codes."""
+    return next(value for value in values if len(value) > 1 and value[0] == "0")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.new_rows import read_new_rows
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError, UnknownNameError
+from tests.rows import read_csv
 
 DOUBLE = torch.float64
 COLUMNS = (Column("age"), Column("town", ("01", "Oslo", "Rome")), Column("smoker"))

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from pyro_bnn.data import from_frame, load
-from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.frames import encoded
 from pyro_bnn.data.new_rows import read_new_rows
 from pyro_bnn.data.split import Column
 from pyro_bnn.data.written import are_codes, are_dates, marks
 from pyro_bnn.errors import DataError
+from tests.rows import read_csv
 
 MARKS = {
     "%": ["5%", "7 %", "10%"],
