@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,7 +150,7 @@ def _target(
             raise DataError(
                 f"{what} is text, for instance {shown(text[0])}; regression needs numbers"
             )
-        return torch.tensor(fields.numbers(name)), task, None
+        return torch.tensor(fields.numbers(name).astype(np.float64)), task, None
     if text is not None and classes is not None:
         check_several(classes, len(text), what)
         return torch.tensor(text.places(classes)), task, classes

@@ -61,6 +61,11 @@ class TextColumn:
         """What holds of the V different fields, for the field of each row ``[N]``."""
         return np.asarray(np.array(list(properties))[self.codes])
 
+    def without_blanks(self) -> TextColumn:
+        """The same without blanks around the fields, which may make some equal."""
+        (values,) = text_columns(zip(self.values, strict=True), [0])
+        return TextColumn(values.values, values.codes[self.codes])
+
     def places(self, categories: Sequence[str]) -> Int[np.ndarray[Any, Any], " N"]:
         """Where among the categories the field of each row is."""
         places = {category: place for place, category in enumerate(categories)}
@@ -274,8 +279,8 @@ class Fields:
         )
         return text.places(column.categories)
 
-    def numbers(self, name: str) -> Float[np.ndarray[Any, Any], " N"]:
-        """The numbers of a column, float64; True and False are 1 and 0.
+    def numbers(self, name: str) -> np.ndarray[Any, Any]:
+        """The numbers ``[N]`` of a column, of any dtype; True and False are 1 and 0.
 
         Raises:
             DataError: If a field is no finite number, or a whole number that float64 lacks.
@@ -297,7 +302,7 @@ class Fields:
         )
         lost = _beyond(values) if text is None else text.rows(set(filter(_is_lost, text.values)))
         self.refuse(name, lost, "whole numbers beyond 2^53, which float64 does not all have,", hint)
-        return values.astype(np.float64, copy=False)
+        return values
 
 
 def number(text: str, words: Mapping[str, float] = TRUTH_VALUES) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyro_bnn.data import on_disk
 from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order
 from pyro_bnn.data.csv_file import lines_of
 from pyro_bnn.data.encoding import Target, table_of
@@ -137,16 +136,12 @@ def _named_by_user(input_names: Sequence[str], given: Sequence[str]) -> list[str
     return list(names)
 
 
-def frame_fields(
-    frame: Any, min_columns: int = 2, *, source: str = FRAME, name: str = FRAME
-) -> Fields:
-    """A data frame as the fields of a CSV file.
+def frame_fields(frame: Any, min_columns: int = 2) -> Fields:
+    """The columns of a data frame.
 
     Args:
         frame: The data frame.
         min_columns: Fewest columns that it may have.
-        source: What errors call it.
-        name: The same, shorter.
 
     Raises:
         DataError: If it is none, or its names of columns cannot be used.
@@ -158,79 +153,96 @@ def frame_fields(
         )
     if nameless := [name for name in frame.columns if not isinstance(name, str)]:
         raise DataError(
-            f"{source} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
+            f"{FRAME} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
             "in frame.columns = [...]"
         )
-    numeric: dict[str, np.ndarray[Any, Any]] = {}
-    text: dict[str, TextColumn] = {}
-    for column, values in frame.items():  # of equal names the last one: Fields refuses these
-        if getattr(values.dtype, "kind", "O") in "fiu":
-            numbers = _numbers(values)
-            is_large = on_disk.is_large_table(frame.shape)
-            numeric[column] = on_disk.stored(numbers) if is_large else numbers
-        else:
-            text[column] = _text(values)
-    levels = {
-        column: tuple(text[column].values)
-        for column, values in frame.items()
-        if is_categorical(values)
-    }
-    return Fields(
-        source=source,
-        name=name,
-        header=list(frame.columns),
-        numeric=numeric,
-        text=text,
-        rows=FrameRows(frame),
+    return pandas_fields(
+        frame.items(),
         place=lambda row: f"row {frame.index[[row]].tolist()[0]!r}",
+        source=FRAME,
+        name=FRAME,
         min_columns=min_columns,
-        levels=levels,
     )
 
 
-class FrameRows:
-    """The rows of a data frame as text."""
+def pandas_fields(
+    columns: Iterable[tuple[str, Any]], words: Collection[str] = (), **table: Any
+) -> Fields:
+    """Columns of pandas as those of a table.
 
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
+    Args:
+        columns: Each name and its series.
+        words: Those that are of dtype category to hold each different text once, not because they
+            are of categories.
+        **table: What else :class:`Fields` takes.
+    """
+    header: list[str] = []
+    numeric: dict[str, np.ndarray[Any, Any]] = {}
+    text: dict[str, TextColumn] = {}
+    levels: dict[str, tuple[str, ...]] = {}
+    for name, series in columns:  # of equal names the last one: Fields refuses these
+        header.append(name)
+        if is_categorical(series):
+            text[name] = _categories(series)
+            if name in words:
+                text[name] = text[name].without_blanks()
+            else:
+                levels[name] = tuple(text[name].values)
+        elif getattr(series.dtype, "kind", "O") in "fiu":
+            numeric[name] = _numbers(series)
+        else:
+            text[name] = text_columns(zip(_texts(series), strict=True), [0])[0]
+    rows = ColumnRows([numeric[name] if name in numeric else text[name] for name in header])
+    return Fields(header=header, numeric=numeric, text=text, levels=levels, rows=rows, **table)
+
+
+def _categories(series: Any) -> TextColumn:
+    """The categories that occur, in their order."""
+    used = series.cat.remove_unused_categories().cat
+    missing = [str(np.nan)] if series.isna().any() else []  # its code is -1
+    return TextColumn([*map(str, used.categories), *missing], used.codes.to_numpy())
+
+
+def _numbers(series: Any) -> np.ndarray[Any, Any]:
+    """Numbers as they are, missing ones as NaN."""
+    missing = {"dtype": np.float64, "na_value": np.nan} if series.isna().any() else {}
+    return np.asarray(series.to_numpy(**missing))
+
+
+def _texts(series: Any) -> Iterator[str]:
+    """The fields of a column of anything as text; nan is a missing one.
+
+    Dates have missing values of their own, NaT, which ``na_value`` is not written over.
+    """
+    values = series.to_numpy(dtype=object, na_value=np.nan)
+    return map(str, np.where(series.isna(), np.nan, values).tolist())
+
+
+class ColumnRows:
+    """The rows of a table of columns as text."""
+
+    def __init__(self, columns: Sequence[np.ndarray[Any, Any] | TextColumn]) -> None:
+        self._columns = columns
 
     def __iter__(self) -> Iterator[list[str]]:
-        for start in range(0, len(self._frame), ROWS_AT_ONCE):
-            some = self._frame.iloc[start : start + ROWS_AT_ONCE]
-            yield from map(list, zip(*(_texts(own) for _, own in some.items()), strict=True))
+        for start in range(0, len(self._columns[0]), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            yield from map(list, zip(*(_fields(own, some) for own in self._columns), strict=True))
 
     def lines(self) -> Iterator[str]:
         """Each row as a line of a CSV file, without its end."""
         return lines_of(self, ",")
 
 
-def _numbers(column: Any) -> np.ndarray[Any, Any]:
-    """The numbers of a column, missing ones as NaN."""
-    if column.isna().any():
-        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    return np.asarray(column.to_numpy())
+def _fields(column: np.ndarray[Any, Any] | TextColumn, rows: slice) -> list[str]:
+    """Some fields as text from which numbers come back whole.
 
-
-def _text(column: Any) -> TextColumn:
-    """A column as text; of categories those that occur, in their order."""
-    if not is_categorical(column):
-        return text_columns(zip(_texts(column), strict=True), [0])[0]
-    used = column.cat.remove_unused_categories().cat
-    missing = [str(np.nan)] if column.isna().any() else []  # its code is -1
-    return TextColumn([*map(str, used.categories), *missing], used.codes.to_numpy())
-
-
-def _texts(column: Any) -> list[str]:
-    """The fields of a column as text from which numbers come back whole; nan is a missing one.
-
-    Dates have missing values of their own, NaT, which ``na_value`` is not written over.
+    Floating numbers beyond 2^53 are not written as whole numbers, of which they are none.
     """
-    if is_categorical(column):
-        levels = [*map(str, column.cat.categories), str(np.nan)]
-        return [levels[code] for code in column.cat.codes]
-    numbers = column.dtype.kind == "f"  # float32 and wider ones have all their digits in float64
-    values = column.to_numpy(dtype=np.float64 if numbers else object, na_value=np.nan)
-    fields = np.where(column.isna(), np.nan, values).tolist()
-    if numbers:  # those beyond 2^53 not as whole numbers, of which they are none
-        return [f"{value:.16e}" if abs(value) >= EXACT else str(value) for value in fields]
-    return [str(value).strip() for value in fields]
+    if isinstance(column, TextColumn):
+        return [column.values[code] for code in column.codes[rows]]
+    numbers = column[rows]
+    if numbers.dtype.kind != "f":
+        return list(map(str, numbers.tolist()))
+    values = numbers.astype(np.float64).tolist()  # float32 has all its digits there
+    return [f"{value:.16e}" if abs(value) >= EXACT else str(value) for value in values]

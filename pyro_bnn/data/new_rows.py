@@ -74,7 +74,8 @@ def read_new_rows(
     fields.check_missing(used)
     y: Tensor | None = None
     if has_target and class_names is None:
-        y = torch.tensor(np.stack([fields.numbers(name) for name in targets], 1))
+        numbers = [fields.numbers(name) for name in targets]
+        y = torch.tensor(np.stack(numbers, 1, dtype=np.float64))
         y = y if len(targets) > 1 else y[:, 0]
     elif has_target:
         y = _labels(fields, targets[0], class_names or ())
