@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -276,7 +275,8 @@ def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Prog
     if [list(site) for site in state["_extra_state"]["sites"]] != sites:
         raise ValueError(f"its {cls.__name__} is of other sites than its posterior")
     numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
-    with _Within(2 * numbers + SMALL):
+    message = "its options ask for {} numbers, its state has fewer"
+    with memory.AtMost(2 * numbers + SMALL, message):
         guide = cls(program.model, **options)
         guide.load_state_dict(state)
     guide.setup(program.example.x)
@@ -284,29 +284,6 @@ def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Prog
     if _plain(guide.options()) != options:
         raise ValueError(f"its {cls.__name__} has options {guide.options()} once it is read")
     return guide
-
-
-class _Within(memory.Mode):
-    """Refuses tensors of more numbers than a bound before they are made.
-
-    Args:
-        bound: How many numbers a tensor may have.
-    """
-
-    def __init__(self, bound: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.bound = bound
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        for value in args:
-            count = value.numel() if isinstance(value, Tensor) else 0
-            if isinstance(value, list | tuple) and all(type(size) is int for size in value):
-                count = math.prod(value)
-            if abs(count) > self.bound:
-                raise ValueError(f"its options ask for {abs(count)} numbers, its state has fewer")
-        return func(*args, **(kwargs or {}))
 
 
 def is_known(guide: Guide) -> bool:
