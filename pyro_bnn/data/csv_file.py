@@ -31,7 +31,7 @@ ROWS_AT_ONCE = 100_000  # of a file, by pandas
 SEPARATOR_LINE = re.compile(rb'"?sep=([,;\t])"?[ ,;\t]*(?:\r\n|\n|\r)', re.IGNORECASE)
 
 
-def csv_fields(path: Path, *, min_columns: int = 2, once: bool = False) -> Fields:
+def csv_fields(path: Path, *, once: bool = False) -> Fields:
     """Read a CSV file.
 
     The first line is the header; the separator is a comma, semicolon or tab, whichever the header
@@ -40,12 +40,11 @@ def csv_fields(path: Path, *, min_columns: int = 2, once: bool = False) -> Field
 
     Args:
         path: The file, UTF-8.
-        min_columns: Fewest columns of a header.
         once: As in :func:`pyro_bnn.data.tables.read_text`.
 
     Raises:
-        DataError: If it is missing, no text or no CSV, the header cannot be used, a row has another
-            length (names the line), or there is no row.
+        DataError: If it is missing, no text or no CSV, or a row has another length (names the
+            line).
     """
     file = CSVText(path, read_large(path, once=once))
     header = [name.strip() for name in file.header]
@@ -59,7 +58,6 @@ def csv_fields(path: Path, *, min_columns: int = 2, once: bool = False) -> Field
         rows=file,
         place=lambda row: f"line {file.line(row)}",
         separator=file.separator,
-        min_columns=min_columns,
     )
 
 

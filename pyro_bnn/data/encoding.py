@@ -44,12 +44,14 @@ def table_of(
         The data set, unsplit; its ``note`` says which column was taken as the target by default.
 
     Raises:
-        DataError: If there are missing values (names columns and rows), text among numbers,
-            commas in numbers, text that differs in most rows, or a target that does not suit the
-            task; or if several targets are not all numbers, or leave no input.
+        DataError: If the header cannot be used, or there is no row; if there are missing values
+            (names columns and rows), text among numbers, commas in numbers, text that differs in
+            most rows, or a target that does not suit the task; or if several targets are not all
+            numbers, or leave no input.
         OptionError: If a target is named twice.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
+    fields.check_header(min_columns=2)
     header, last = fields.header, fields.header[-1]
     notes = [] if target else [f"The target is the last column, {last!r}; target= takes another."]
     chosen = _chosen([last] if target is None else target, fields)
@@ -141,7 +143,7 @@ def _target(
     are_truths = text is not None and all(value.lower() in TRUTH_VALUES for value in text.values)
     task = task or ("classification" if classes is not None or are_truths else "regression")
     if task != "classification":
-        if name in fields.levels:
+        if text is not None and text.categories is not None:
             raise DataError(
                 f"{what} is of dtype category; {task} needs numbers: convert it with "
                 "astype(float), or pass task='classification'"

@@ -11,7 +11,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,10 +42,12 @@ class TextColumn:
     Attributes:
         values: The V different fields.
         codes: Where among these the field of each row is, ``[N]``.
+        categories: Those of a column that is said to be of categories, in order; else None.
     """
 
     values: Sequence[str]
     codes: Int[np.ndarray[Any, Any], " N"]
+    categories: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -107,11 +109,6 @@ class Fields:
         text: All other columns.
         rows: All rows as text.
         place: Where a row stands, as errors say it: the line of a file that it ends in.
-        min_columns: Fewest columns that there may be.
-        levels: The categories, in order, of columns that are said to be of these.
-
-    Raises:
-        DataError: If the names of the columns cannot be used, or there are no rows.
     """
 
     source: str
@@ -122,17 +119,20 @@ class Fields:
     rows: Rows
     place: Callable[[int], str]
     separator: str = ","
-    min_columns: InitVar[int] = 2
-    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def __post_init__(self, min_columns: int) -> None:
-        no_rows = "" if len(self) else "a header but no rows"
-        if fault := _fault(self.header, min_columns) or no_rows:
-            raise DataError(f"{self.source} has {fault}")
 
     def __len__(self) -> int:
         columns: Mapping[str, Sized] = self.numeric or self.text
         return len(next(iter(columns.values()), ()))
+
+    def check_header(self, min_columns: int) -> None:
+        """Check that there are as many columns, with names that can be used, and a row.
+
+        Raises:
+            DataError: If there are not.
+        """
+        no_rows = "" if len(self) else "a header but no rows"
+        if fault := _fault(self.header, min_columns) or no_rows:
+            raise DataError(f"{self.source} has {fault}")
 
     def as_text(self, name: str) -> TextColumn:
         """A column as text, also where it is of numbers."""
@@ -187,9 +187,9 @@ class Fields:
         """
         if name in self.numeric:
             return Column(name)
-        if name in self.levels:
-            return Column(name, self.levels[name])
         text = self.text[name]
+        if text.categories is not None:
+            return Column(name, text.categories)
         if are_codes(text.values):
             example = shown(first_code(text.values))
             return self._categories(name, f"of codes with leading zeros, such as {example},")

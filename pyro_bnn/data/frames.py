@@ -96,7 +96,8 @@ def encoded(x: ArrayLike, input_names: Sequence[str] | None) -> ArrayLike:
     if columns is None or (is_numeric and set(given) == set(input_names)):
         return x
     column_order(given, [column.name for column in columns], "x")  # refuses others
-    fields = frame_fields(x, min_columns=1)
+    fields = frame_fields(x)
+    fields.check_header(min_columns=1)
     fields.check_missing(fields.header)
     return fields.inputs(columns)
 
@@ -136,15 +137,14 @@ def _named_by_user(input_names: Sequence[str], given: Sequence[str]) -> list[str
     return list(names)
 
 
-def frame_fields(frame: Any, min_columns: int = 2) -> Fields:
+def frame_fields(frame: Any) -> Fields:
     """The columns of a data frame.
 
     Args:
         frame: The data frame.
-        min_columns: Fewest columns that it may have.
 
     Raises:
-        DataError: If it is none, or its names of columns cannot be used.
+        DataError: If it is none, or a name of a column is no text.
     """
     if column_names(frame) is None:
         raise DataError(
@@ -161,7 +161,6 @@ def frame_fields(frame: Any, min_columns: int = 2) -> Fields:
         place=lambda row: f"row {frame.index[[row]].tolist()[0]!r}",
         source=FRAME,
         name=FRAME,
-        min_columns=min_columns,
     )
 
 
@@ -179,28 +178,25 @@ def pandas_fields(
     header: list[str] = []
     numeric: dict[str, np.ndarray[Any, Any]] = {}
     text: dict[str, TextColumn] = {}
-    levels: dict[str, tuple[str, ...]] = {}
     for name, series in columns:  # of equal names the last one: Fields refuses these
         header.append(name)
         if is_categorical(series):
-            text[name] = _categories(series)
-            if name in words:
-                text[name] = text[name].without_blanks()
-            else:
-                levels[name] = tuple(text[name].values)
+            column = _categories(series)
+            text[name] = column.without_blanks() if name in words else column
         elif getattr(series.dtype, "kind", "O") in "fiu":
             numeric[name] = _numbers(series)
         else:
             text[name] = text_columns(zip(_texts(series), strict=True), [0])[0]
     rows = ColumnRows([numeric[name] if name in numeric else text[name] for name in header])
-    return Fields(header=header, numeric=numeric, text=text, levels=levels, rows=rows, **table)
+    return Fields(header=header, numeric=numeric, text=text, rows=rows, **table)
 
 
 def _categories(series: Any) -> TextColumn:
     """The categories that occur, in their order."""
     used = series.cat.remove_unused_categories().cat
+    categories = tuple(map(str, used.categories))
     missing = [str(np.nan)] if series.isna().any() else []  # its code is -1
-    return TextColumn([*map(str, used.categories), *missing], used.codes.to_numpy())
+    return TextColumn([*categories, *missing], used.codes.to_numpy(), categories)
 
 
 def _numbers(series: Any) -> np.ndarray[Any, Any]:

@@ -60,7 +60,8 @@ def read_new_rows(
             the target has a missing value, text among numbers, a number that is not finite, or a
             category or class that the fit has not seen (names the column and the first line).
     """
-    fields = read_fields(path, min_columns=1, once=True)
+    fields = read_fields(path, once=True)
+    fields.check_header(min_columns=1)
     header = fields.header
     absent = [column.name for column in columns if column.name not in header]
     if absent:

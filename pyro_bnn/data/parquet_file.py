@@ -16,33 +16,31 @@ from pyro_bnn.errors import DataError, OptionError, OutputError
 SUFFIXES = (".parquet", ".pq")
 
 
-def read_fields(path: Path, *, min_columns: int = 2, once: bool = False) -> Fields:
+def read_fields(path: Path, *, once: bool = False) -> Fields:
     """Read the fields of a table: a Parquet file by its ending, anything else as a CSV.
 
     Args:
         path: The file.
-        min_columns: Fewest columns that it may have.
         once: As in :func:`pyro_bnn.data.tables.read_text`, for a CSV.
 
     Raises:
-        DataError: If the file cannot be read or used; as :class:`Fields`.
+        DataError: If the file cannot be read or used; as :func:`csv_fields`.
         OptionError: If it is a Parquet file and pyarrow is not installed.
     """
     if path.suffix.lower() in SUFFIXES:
-        return parquet_fields(path, min_columns=min_columns)
-    return csv_fields(path, min_columns=min_columns, once=once)
+        return parquet_fields(path)
+    return csv_fields(path, once=once)
 
 
-def parquet_fields(path: Path, *, min_columns: int = 2) -> Fields:
+def parquet_fields(path: Path) -> Fields:
     """Read a Parquet file whose columns are numbers, truth values, text, categories or dates.
 
     Args:
         path: The file.
-        min_columns: Fewest columns that it may have.
 
     Raises:
         DataError: If it is missing, damaged, declares far more than its size, or has a column of
-            another type (names it); as :class:`Fields`.
+            another type (names it); as :func:`csv_fields`.
         OptionError: If pyarrow is not installed.
     """
     try:
@@ -66,7 +64,6 @@ def parquet_fields(path: Path, *, min_columns: int = 2) -> Fields:
                 place=lambda row: f"row {row}",
                 source=repr(str(path)),
                 name=path.name,
-                min_columns=min_columns,
             )
     except (DataError, OutputError):
         raise

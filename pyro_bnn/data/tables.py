@@ -42,21 +42,12 @@ def read_text(path: Path, *, once: bool = False) -> str:
 
     Args:
         path: The file, packed by gzip where it ends in ``.gz``.
-        once: As in :func:`read_bytes`.
+        once: As in :func:`read_large`.
 
     Raises:
-        DataError: As :func:`read_bytes`.
+        DataError: As :func:`read_large`.
     """
-    return read_bytes(path, once=once).decode()
-
-
-def read_bytes(path: Path, *, once: bool = False) -> bytes:
-    """Read the bytes of a text file in UTF-8, without a byte order mark.
-
-    This is :func:`read_large`, all of whose bytes are in memory.
-    """
-    data = read_large(path, once=once)
-    return data if isinstance(data, bytes) else data[:]
+    return read_large(path, once=once)[:].decode()
 
 
 def read_large(path: Path, *, once: bool = False) -> bytes | mmap.mmap:
