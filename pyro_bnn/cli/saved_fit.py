@@ -375,16 +375,16 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
     num_draws = posterior.count(None)
     some = split_with_draws(split, num_draws)
     scores = held_out(posterior, some, num_draws, seed, every_row=split.test)
-    found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
+    values = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
     if scores.coverage is None:
-        return {**found, "accuracy": scores.accuracy}
-    found |= {"rmse": scores.rmse, "coverage": scores.coverage.observed}
+        return {**values, "accuracy": scores.accuracy}
+    values |= {"rmse": scores.rmse, "coverage": scores.coverage.observed}
     for name, of_target in zip(_target_names(split.test) or (), scores.targets, strict=True):
-        found |= {f"rmse of {name}": of_target.rmse}
-        found |= {f"coverage of {name}": of_target.coverage.observed}
+        values |= {f"rmse of {name}": of_target.rmse}
+        values |= {f"coverage of {name}": of_target.coverage.observed}
         if of_target.log_score is not None:
-            found |= {f"log_score of {name}": float(of_target.log_score.mean())}
-    return found
+            values |= {f"log_score of {name}": float(of_target.log_score.mean())}
+    return values
 
 
 def _target_names(data: Dataset) -> tuple[str, ...] | None:

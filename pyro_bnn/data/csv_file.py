@@ -188,8 +188,10 @@ class CSVText:
         except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError, OverflowError):
             return {}
         if whole and self._has_codes():
-            columns = {place: found for place, found in columns.items() if place not in whole}
-        return {place: found.whole().numpy() for place, found in columns.items() if len(found)}
+            columns = {place: numbers for place, numbers in columns.items() if place not in whole}
+        return {
+            place: numbers.whole().numpy() for place, numbers in columns.items() if len(numbers)
+        }
 
     def _column(self) -> Numbers:
         """Room for the numbers of a column, of which there are fewer than lines."""
@@ -225,12 +227,12 @@ class CSVText:
 
 def lines_of(rows: Iterable[Sequence[str]], separator: str) -> Iterator[str]:
     """Each row as a line of a CSV file, without its end; quotes are where they are needed."""
-    found: list[str] = []
-    file: Any = SimpleNamespace(write=found.append)  # called once for each row
+    written: list[str] = []
+    file: Any = SimpleNamespace(write=written.append)  # called once for each row
     writer = csv.writer(file, delimiter=separator, lineterminator="\r\n")  # both are quoted
     for row in rows:
         writer.writerow(row)
-        yield found.pop().removesuffix("\r\n")
+        yield written.pop().removesuffix("\r\n")
 
 
 def _split(line: str, separator: str) -> list[str]:

@@ -84,7 +84,7 @@ def text_columns(rows: Iterable[Sequence[str]], places: Collection[int]) -> list
     return [TextColumn(tuple(v), np.asarray(c)) for v, c in zip(known, codes, strict=True)]
 
 
-class Rows(Protocol):
+class TextRows(Protocol):
     """The rows of a table as text, made anew each time that they are asked for."""
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -116,7 +116,7 @@ class Fields:
     header: list[str]
     numeric: Mapping[str, np.ndarray[Any, Any]]
     text: Mapping[str, TextColumn]
-    rows: Rows
+    rows: TextRows
     place: Callable[[int], str]
     separator: str = ","
 

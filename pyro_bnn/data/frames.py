@@ -86,29 +86,29 @@ def encoded(x: ArrayLike, input_names: Sequence[str] | None) -> ArrayLike:
         DataError: If it has other columns beside these, or a field that cannot be used, such as a
             category which the fit has not seen.
     """
-    given = column_names(x)
-    if given is None or input_names is None:
+    names = column_names(x)
+    if names is None or input_names is None:
         return x
     is_numeric = all(dtype.kind in "biuf" for dtype in x.dtypes)
-    columns = _columns_of(input_names, given)
+    columns = _columns_of(input_names, names)
     if columns is None and list(x.columns) != list(range(len(input_names))):
-        column_order(given, _named_by_user(input_names, given), "x")
-    if columns is None or (is_numeric and set(given) == set(input_names)):
+        column_order(names, _named_by_user(input_names, names), "x")
+    if columns is None or (is_numeric and set(names) == set(input_names)):
         return x
-    column_order(given, [column.name for column in columns], "x")  # refuses others
+    column_order(names, [column.name for column in columns], "x")  # refuses others
     fields = frame_fields(x)
     fields.check_header(min_columns=1)
     fields.check_missing(fields.header)
     return fields.inputs(columns)
 
 
-def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column] | None:
-    """The columns that became inputs, as far as they are among those given; None if one is not."""
+def _columns_of(input_names: Sequence[str], names: Sequence[str]) -> list[Column] | None:
+    """The columns that became inputs, as far as they are among these names; None if one is not."""
     categories: dict[str, list[str] | None] = {}
     for name in input_names:
         places = [place for place, sign in enumerate(name) if sign == "="]
-        start = next((name[:place] for place in places if name[:place] in given), None)
-        if name in given:
+        start = next((name[:place] for place in places if name[:place] in names), None)
+        if name in names:
             categories[name] = None
         elif start is None:
             return None
@@ -122,19 +122,19 @@ def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column
     ]
 
 
-def _named_by_user(input_names: Sequence[str], given: Sequence[str]) -> list[str]:
+def _named_by_user(input_names: Sequence[str], names: Sequence[str]) -> list[str]:
     """The columns before they were encoded: ``"town"`` for ``"town=Oslo"`` and ``"town=Rome"``.
 
-    Names that are given as they are after it stay.
+    Names that a frame has as they are after it stay.
     """
     starts = Counter(name.partition("=")[0] for name in input_names if "=" in name)
-    kept = {name.partition("=")[0] for name in given if name in input_names and "=" in name}
-    names: dict[str, None] = {}
+    kept = {name.partition("=")[0] for name in names if name in input_names and "=" in name}
+    before: dict[str, None] = {}
     for name in input_names:
         start = name.partition("=")[0]
-        is_category = start in given or (starts[start] > 1 and start not in kept)
-        names[start if name not in given and is_category else name] = None
-    return list(names)
+        is_category = start in names or (starts[start] > 1 and start not in kept)
+        before[start if name not in names and is_category else name] = None
+    return list(before)
 
 
 def frame_fields(frame: Any) -> Fields:

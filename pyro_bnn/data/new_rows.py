@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.arrays import listed
-from pyro_bnn.data.fields import Fields, Rows, number
+from pyro_bnn.data.fields import Fields, TextRows, number
 from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
@@ -34,7 +34,7 @@ class NewRows:
 
     header: list[str]
     separator: str
-    text: Rows
+    text: TextRows
     unused: tuple[str, ...]
     x: Float[Tensor, "N I"]
     y: Tensor | None

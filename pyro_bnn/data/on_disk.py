@@ -69,10 +69,10 @@ class Bytes(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """The next bytes, as many as go into the buffer."""
-        found = self._data[self._place : self._place + len(buffer)]
-        buffer[: len(found)] = found
-        self._place += len(found)
-        return len(found)
+        some = self._data[self._place : self._place + len(buffer)]
+        buffer[: len(some)] = some
+        self._place += len(some)
+        return len(some)
 
 
 class Numbers:

@@ -112,18 +112,18 @@ def _checked(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
             for beginning, kind in OTHER_KINDS.items():
                 if block.startswith(beginning):
                     raise DataError(f"{str(path)!r} is {kind}")
-        own = block if number else block.removeprefix(codecs.BOM_UTF8)
+        text = block if number else block.removeprefix(codecs.BOM_UTF8)
         pending = len(decoder.getstate()[0])  # of a letter that the block before begins
         try:
-            if pending or not own.isascii():
-                decoder.decode(own, final=not own)
+            if pending or not text.isascii():
+                decoder.decode(text, final=not text)
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{str(path)!r} is not UTF-8 text (byte {start - pending + error.start}); save it "
                 "as UTF-8"
             ) from error
-        start += len(own)
-        yield own
+        start += len(text)
+        yield text
 
 
 def check_packing(

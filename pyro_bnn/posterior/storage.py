@@ -316,13 +316,13 @@ def _buffers(model: Model) -> dict[str, Tensor]:
 
 
 def _check_buffers(model: Model, saved: dict[str, Tensor], path: Path) -> None:
-    own = _buffers(model)
+    buffers = _buffers(model)
     names = [
         name
-        for name in sorted(own.keys() | saved.keys())
-        if name not in own
+        for name in sorted(buffers.keys() | saved.keys())
+        if name not in buffers
         or name not in saved
-        or not torch.equal(own[name].cpu(), saved[name].to(own[name].dtype))
+        or not torch.equal(buffers[name].cpu(), saved[name].to(buffers[name].dtype))
     ]
     if names:
         raise SiteError(
@@ -336,9 +336,9 @@ def _fingerprint(program: Program, params: Params) -> Tensor:
 
 
 def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
-    own = _fingerprint(program, program.params)
-    same = own.shape == saved.shape and torch.allclose(
-        own, saved, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    fresh = _fingerprint(program, program.params)
+    same = fresh.shape == saved.shape and torch.allclose(
+        fresh, saved, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
     )
     if not same:
         raise SiteError(
