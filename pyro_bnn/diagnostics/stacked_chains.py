@@ -20,8 +20,9 @@ from pyro_bnn.diagnostics.convergence import MIN_DRAWS_A_CHAIN
 from pyro_bnn.diagnostics.shapes import evenly_spread
 from pyro_bnn.diagnostics.stacking import stacked_score, stacking_weights
 from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Nature
-from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.rows import Data
 
 By: TypeAlias = Literal["chain", "cluster"]

@@ -32,6 +32,7 @@ from pyro_bnn.program.terms import Params
 
 FORMAT = "pyro_bnn posterior"
 VERSION = 3
+LAPLACE = "Laplace"  # engine of Gaussians around a mode, in files that do not declare it
 SMALL = 1 << 16  # most numbers that a guide makes beside its parameters
 # fingerprints differ by less between precisions and devices, by more between models
 TOLERANCE = 1e-3
@@ -127,8 +128,10 @@ def draws_contents(
     return {"z": z, **of_q, "sample_stats": stats}
 
 
-def load(path: Path, model: Model) -> tuple[Program, Provenance, Guide | dict[str, Any]]:
-    """Read a posterior: its model, how it came about, and its guide or what its draws are made of.
+def load(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
+    """Read a posterior: its kind, and what its class takes, by name.
+
+    The kinds are ``"guide"``, ``"laplace"``, ``"draws"`` and ``"particles"``.
 
     The model has to be the one that was saved: its buffers are compared and not restored, and its
     prior, network and likelihood are compared by their densities at one z. Draws of a file above
@@ -144,14 +147,18 @@ def load(path: Path, model: Model) -> tuple[Program, Provenance, Guide | dict[st
     _check_buffers(model, document["buffers"], path)
     _restore_params(program, document["params"], path)
     _check_fingerprint(program, document["fingerprint"], path)
+    contents = {"program": program, "provenance": provenance}
     if "guide" in document:
-        return program, provenance, _guide(document, program, path)
-    z = _draws(document["z"], program, path)
+        nature = provenance.nature
+        of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
+        kind = "laplace" if of_laplace else "guide"
+        return kind, {**contents, "guide": _guide(document, program, path)}
     stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
-    made = {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
-    if "stages" in document:
-        made["stages"] = document["stages"]
-    return program, provenance, made
+    contents |= {"z": _draws(document["z"], program, path), "sample_stats": stats}
+    contents |= {"log_q": document.get("log_q")}
+    if "stages" not in document:
+        return "draws", contents
+    return "particles", {**contents, "stages": document["stages"]}
 
 
 # What a file says

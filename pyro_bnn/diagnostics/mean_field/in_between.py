@@ -18,7 +18,8 @@ from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.guides import AutoDropout, AutoKTiedNormal, AutoNormal
 from pyro_bnn.models import MLP
 from pyro_bnn.models.network import ACTIVATIONS
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 
 FACTORISED = (AutoNormal, AutoKTiedNormal)  # all weights independent
 SITES = tuple(f"layers.{i}.{kind}" for i in range(2) for kind in ("weight", "bias"))

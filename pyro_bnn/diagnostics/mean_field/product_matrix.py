@@ -35,7 +35,8 @@ from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.guides import AutoKTiedNormal, AutoNormal
 from pyro_bnn.memory import GIB, WORKING_SET
 from pyro_bnn.models import MLP, DeepLinear
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.sites import Site
 
 WeightMoments: TypeAlias = tuple[Tensor, Tensor]

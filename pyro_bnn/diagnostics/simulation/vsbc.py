@@ -45,7 +45,7 @@ from pyro_bnn.infer import SVI
 from pyro_bnn.infer.checkpoints.checkpoint import saved_in
 from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 

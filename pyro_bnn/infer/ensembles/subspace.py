@@ -28,8 +28,10 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.svi.adam import PlainAdam
 from pyro_bnn.infer.svi.options import name_of
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior.posterior import NUM_SAMPLES, Posterior
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 Kind: TypeAlias = Literal["random", "pca", "curve"]

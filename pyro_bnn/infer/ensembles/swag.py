@@ -35,8 +35,8 @@ from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.warm_start import started
 from pyro_bnn.memory import GIB
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.predictive.moments import log_mean

@@ -28,8 +28,9 @@ from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
 from pyro_bnn.posterior.nature import Fault, Nature
-from pyro_bnn.posterior.posterior import GuidePosterior, LaplacePosterior
 from pyro_bnn.priors.hierarchy import hierarchies
 
 logger = logging.getLogger("pyro_bnn")

@@ -36,8 +36,8 @@ from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated

@@ -37,7 +37,7 @@ from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 
 SHORT = 64  # points of trajectories in the first window, twice as many in each that follows
 MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others

@@ -15,8 +15,8 @@ from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.rounds import advice_on_length
 from pyro_bnn.infer.warm_start import starting_mean
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import GuidePosterior
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
 from pyro_bnn.infer.sgmcmc.schedule import Cycles, Schedule
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Dynamics, State
 from pyro_bnn.infer.sgmcmc.run import Chains
 from pyro_bnn.infer.sgmcmc.schedule import Schedule
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
 
 
 @dataclass(frozen=True, kw_only=True)

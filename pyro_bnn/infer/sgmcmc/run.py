@@ -37,7 +37,7 @@ from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
 from pyro_bnn.infer.svi.descent import Descent
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.program.terms import Batch
 

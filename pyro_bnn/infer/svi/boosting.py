@@ -32,7 +32,9 @@ from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights,
 from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
-from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals

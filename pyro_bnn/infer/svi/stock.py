@@ -29,7 +29,7 @@ from pyro_bnn.infer.run import GradientRun, weight_of_kl
 from pyro_bnn.infer.svi.paired import STREAM
 from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import own_rows, without_validation
 from pyro_bnn.program.program import Program

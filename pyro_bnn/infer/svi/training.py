@@ -31,7 +31,7 @@ from pyro_bnn.infer.svi.judge import most_pairs, objective_of
 from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.starts import Starts
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 

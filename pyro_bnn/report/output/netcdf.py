@@ -9,7 +9,7 @@ import numpy as np
 
 from pyro_bnn import arviz_io
 from pyro_bnn.posterior.arviz_groups import of_targets
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.rows import rows_with_draws
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.report.evaluation.units import to_numpy
