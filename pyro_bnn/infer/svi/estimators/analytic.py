@@ -124,7 +124,7 @@ def why_not(program: Program) -> str:
     if missing := [name for name in WEIGHTS if name not in names]:
         return f"it has no site {missing[0]!r}"
     with isolated():
-        messages = trace_model(model, program.example.x).messages
+        messages = trace_model(model, (program.example.x,)).messages
     for site in program.sites:
         prior = base_distribution(messages[site.name]["fn"])
         if prior.event_shape:
