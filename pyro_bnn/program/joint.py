@@ -186,7 +186,7 @@ class Joint:
         """
 
         def log_joint(run: Evaluate, z: Tensor) -> Tensor:
-            return self.run_log_likelihood(run, z) + self.run_log_prior(run, z, jacobian=jacobian)
+            return self.run_log_likelihood(run) + self.run_log_prior(run, z, jacobian=jacobian)
 
         return self._over_draws(log_joint, z, args, params)
 
@@ -196,7 +196,7 @@ class Joint:
         """The two parts of :meth:`log_joint`, ``[...]`` each: likelihood, prior."""
 
         def log_densities(run: Evaluate, z: Tensor) -> tuple[Tensor, Tensor]:
-            return self.run_log_likelihood(run, z), self.run_log_prior(run, z)
+            return self.run_log_likelihood(run), self.run_log_prior(run, z)
 
         return self._over_draws(log_densities, z, args, params)
 
@@ -218,9 +218,25 @@ class Joint:
 
         return self._over_draws(log_likelihoods, z, args, params)
 
-    def run_log_likelihood(self, run: Evaluate, z: Tensor) -> Tensor:
-        """Log density ``[]`` of all that a run observes, its factors included."""
-        return total_log_prob({**run.observed, **run.factors}, like=z)
+    def run_log_likelihood(self, run: Evaluate) -> Tensor:
+        """Log density ``[]`` of all that a run observes."""
+        parts, scale = self.row_densities(run)
+        return parts.sum() * scale
+
+    def row_densities(
+        self,
+        run: Evaluate,
+        num_rows: int | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the B parts of what a run observes, and their common scale.
+
+        Here it is one part, factors included; a :class:`Program` has rows.
+        """
+        return total_log_prob({**run.observed, **run.factors}, like=self.initial).reshape(1), 1.0
+
+    def penalties(self, run: Evaluate) -> dict[str, dict[str, Any]]:  # noqa: ARG002
+        """Factors of a run that are no part of its density: none."""
+        return {}
 
     def run_log_prior(self, run: Evaluate, z: Tensor, **how: Any) -> Tensor:
         """Log density ``[]`` of z ``[P]`` in a run there; see :meth:`Latents.log_prior`."""
@@ -294,12 +310,12 @@ class Joint:
         """What is read of the model's run at z ``[P]``, or at each of several draws ``[S, P]``."""
 
         def one(draw: Tensor) -> T:
-            z, params_of_draw = self._split(draw, params)
+            z, params_of_draw = self.split_draw(draw, params)
             return read(self.run_at(z, args, params_of_draw), z)
 
-        return self._batched(one, z) if z.ndim == 2 else one(z)
+        return self.batched(one, z) if z.ndim == 2 else one(z)
 
-    def _split(self, draw: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
+    def split_draw(self, draw: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
         """Z ``[P]`` of a draw ``[P + Q]``, and the parameters with the Q values that it carries."""
         if len(draw) == self.num_latents:
             return draw, params
@@ -311,7 +327,7 @@ class Joint:
             start = stop
         return draw[: self.num_latents], params
 
-    def _batched(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
+    def batched(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
         """A function of each draw, as one batch, or one by one where the model refuses that."""
         values, reason = batched_or_looped(fn, z, as_batch=self.is_batched)
         if reason:

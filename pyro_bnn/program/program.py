@@ -18,7 +18,6 @@ from torch import Tensor
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.priors.prior import tensors_of, unvalidated
-from pyro_bnn.program.batched import refused_as
 from pyro_bnn.program.contract import (
     CORRECTED,
     check_model,
@@ -27,6 +26,7 @@ from pyro_bnn.program.contract import (
     explained,
 )
 from pyro_bnn.program.distributions import base_distribution, with_tensors
+from pyro_bnn.program.elbo import elbo
 from pyro_bnn.program.handlers import Evaluate, Model, log_prob, scale_of_rows, total_log_prob
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.model_facts import dtype_and_device, input_dtype, require_two_classes
@@ -36,11 +36,9 @@ from pyro_bnn.program.terms import (
     Batch,
     ELBOTerms,
     GuideLike,
-    GuideTerms,
     Params,
     Predictive,
     RowEstimate,
-    with_prefix,
 )
 
 MANY, NUM_NUMBERS = 2_000, 100_000
@@ -168,15 +166,39 @@ class Program(Joint):
         """Draws z ``[S, P]`` from the prior; x ``[1, ...]`` gives the model's row shapes only."""
         return super().prior_draws(num_draws, None if x is None else (x,), seed, params)
 
-    def run_log_likelihood(self, run: Evaluate, z: Tensor) -> Tensor:  # noqa: ARG002
-        """Log density ``[]`` of y in a run, scaled by N/B."""
-        rows, scale = self._row_densities(run)
-        return rows.sum() * scale
-
     def run_log_prior(self, run: Evaluate, z: Tensor, **how: Any) -> Tensor:
         """Log density ``[]`` of z ``[P]`` and of the values that other sites are held at."""
         log_prior = super().run_log_prior(run, z, **how)
         return log_prior + total_log_prob(held, like=z) if (held := run.held) else log_prior
+
+    def row_densities(self, run: Evaluate, num_rows: int | None = None) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the rows of a run, and their scale, N/B by default.
+
+        Args:
+            run: The model, evaluated.
+            num_rows: Rows B of the batch where the run holds one of them; default those of the run.
+
+        Raises:
+            ModelError: If the run holds one row and the plate scales by its own size.
+        """
+        msg = run.y
+        plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
+        rows = log_prob(msg)  # [B]
+        scale, weights = scale_of_rows(msg)
+        if weights is not None:
+            rows = rows * weights
+        if any(p.full_size not in (None, p.size) for p in plates):  # the plate has scaled it
+            if num_rows is not None:
+                raise ModelError(
+                    'draws for each row need a plate "data" of the rows of x, and this one has a '
+                    f"size of its own; write{CORRECTED}"
+                )
+            return rows, scale
+        return rows, scale * (self.num_data / (num_rows or rows.shape[0]))
+
+    def penalties(self, run: Evaluate) -> dict[str, dict[str, Any]]:
+        """Factors of a run, which depend on parameters alone."""
+        return run.factors
 
     def log_likelihood(self, z: Tensor, batch: Batch, params: Params | None = None) -> Tensor:
         """Log p(y_n | x_n, z) ``[..., N]`` of z ``[..., P]``, a row at a time, unscaled."""
@@ -186,7 +208,7 @@ class Program(Joint):
         """The same ``[..., N]`` times the scale of ``poutine.scale``: the rows' part of log p."""
 
         def terms(run: Evaluate, _: Tensor) -> Tensor:
-            rows, scale = self._row_densities(run)
+            rows, scale = self.row_densities(run)
             return rows * (scale * rows.shape[0] / self.num_data)
 
         return self._over_draws(terms, z, batch, params)
@@ -195,8 +217,8 @@ class Program(Joint):
         self, f: Tensor, z: Tensor, batch: Batch, params: Params | None = None
     ) -> Tensor:
         """Log p(y | f, z) ``[]`` of a batch, scaled by N/B, at z ``[P]`` and f ``[B, F]``."""
-        z, params = self._split(z, params)
-        return self.run_log_likelihood(self.run(self.constrain(z), batch, params, output=f), z)
+        z, params = self.split_draw(z, params)
+        return self.run_log_likelihood(self.run(self.constrain(z), batch, params, output=f))
 
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
@@ -297,16 +319,7 @@ class Program(Joint):
         estimate: RowEstimate | None = None,
         row_noise: Sequence[Tensor] = (),
     ) -> ELBOTerms:
-        r"""The ELBO of a guide at given noise, in its two halves.
-
-        .. math:: \tfrac{N}{B} \sum_{b} E_q \log p(y_b \mid x_b, z)
-                  - \mathrm{KL}\bigl(q(z) \,\|\, p(z)\bigr)
-
-        The KL is summed over all of z, once per data set. Its entropy is in closed form where the
-        guide has it, the expected log prior where the marginals of q and the prior are a pair of
-        families with a closed form; the rest is a Monte Carlo average over the same draws. For a
-        guide without density (a point estimate) the second half is minus the log prior density of
-        the values.
+        """The ELBO of a guide at given noise, in its two halves; see :mod:`.elbo`.
 
         Args:
             guide: The guide.
@@ -318,72 +331,7 @@ class Program(Joint):
             estimate: Of the likelihood term, where it is another one; the KL is as without.
             row_noise: Its noise, beside that of the draws.
         """
-        own = with_prefix(params, "guide.")
-        model = {**self.params, **with_prefix(params, "model.")}  # frozen ones keep their values
-        by_row = noise.ndim == 3
-        q = guide.terms(own, noise[:, 0] if by_row else noise)
-        # the likelihood has draws of its own, apart from the KL's
-        is_apart = by_row or estimate is not None
-        seen = Batch(batch.x[:1], batch.y[:1]) if is_apart else batch
-        weights = q.weights if estimate is None else estimate.kl_weights
-        jacobian = guide.has_log_prob
-        rows, scale, log_prior, log_factors = self._at_draws(q, weights, seen, model, jacobian)
-        if estimate is not None:
-            rows, scale = estimate.rows(q, (noise, *row_noise), batch, model, own)
-        elif by_row:
-            rows, scale = self._at_draws_of_each_row(guide, own, noise, batch, model)
-        kl, sampled = self._kl(q, weights, log_prior)
-        if q.weights is None:
-            expected = guide.reduce_log_likelihood(rows, scale)
-        else:
-            expected = (q.weights @ rows.sum(-1)) * scale
-        return ELBOTerms(expected, kl, sampled, log_factors)
-
-    def _at_draws(
-        self, q: GuideTerms, weights: Tensor | None, batch: Batch, params: Params, jacobian: bool
-    ) -> tuple[Tensor, float, Tensor, Tensor | None]:
-        """The model at the D draws of a guide.
-
-        Returns:
-            Log densities ``[D, B]`` of the rows, their scale N/B, the mean over draws of the log
-            prior, but for what is in closed form, and that of ``pyro.factor`` statements, or None.
-        """
-        blocks = None  # None: the whole prior is sampled
-        if q.marginals is not None:
-            blocks = self.latents.closed_forms(q.marginals.cauchy, q.marginals.others).sampled
-        has_factors, scale = False, 1.0
-
-        def one(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            nonlocal has_factors, scale
-            z, params_of_draw = self._split(z, params)
-            run = self.run_at(z, batch, params_of_draw)
-            prior = self.run_log_prior(run, z, jacobian=jacobian, blocks=blocks)
-            has_factors = bool(run.factors)
-            rows, scale = self._row_densities(run)
-            return rows, prior, total_log_prob(run.factors, like=z)
-
-        if len(q.z) == 1:
-            rows, log_prior, log_factors = one(q.z.squeeze(0))
-            rows = rows.unsqueeze(0)  # [D, B]
-        else:
-            rows, *of_draws = self._batched(one, q.z)
-            log_prior, log_factors = (_mean(values, weights) for values in of_draws)
-        return rows, scale, log_prior, log_factors if has_factors else None
-
-    def _kl(
-        self, q: GuideTerms, weights: Tensor | None, log_prior: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """KL(q || p) ``[]`` out of the sampled part of the log prior, and its own sampled part."""
-        sampled = -log_prior
-        if q.marginals is not None:
-            log_prior = log_prior + self.latents.expected_log_prior(q.marginals)
-        if q.entropy is not None:
-            kl = -q.entropy - log_prior
-        elif q.log_prob is not None:
-            kl = sampled = _mean(q.log_prob, weights) - log_prior
-        else:
-            kl = -log_prior
-        return (kl if q.kl_scale == 1 else q.kl_scale * kl), sampled
+        return elbo(self, guide, params, noise, batch, estimate, row_noise)
 
     def row_log_likelihood(
         self,
@@ -396,33 +344,11 @@ class Program(Joint):
 
         With ``output [B, F]`` they are those given that f in place of the network's own.
         """
-        return self._row_densities(self.run(values, batch, params, output=output))
+        return self.row_densities(self.run(values, batch, params, output=output))
 
     def function_at(self, values: Mapping[str, Tensor], x: Tensor, params: Params) -> Tensor:
         """Network output f ``[N, F]`` at values of all sites."""
         return self.run(values, (x,), params).f
-
-    def _at_draws_of_each_row(
-        self, guide: GuideLike, own: Params, noise: Tensor, batch: Batch, params: Params
-    ) -> tuple[Tensor, float]:
-        """Log densities ``[D, B]`` of each row at draws of its own, of noise ``[S, B, M]``; N/B."""
-        z = guide.terms(own, noise.flatten(0, 1), density=False).z
-        z = z.unflatten(0, (*noise.shape[:2], -1)).transpose(1, 2).flatten(0, 1)  # [D, B, P]
-        scale = 1.0
-
-        def one(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            nonlocal scale
-            z, params_of_draw = self._split(z, params)
-            run = self.run_at(z, (x.unsqueeze(0), y.unsqueeze(0)), params_of_draw)
-            rows, scale = self._row_densities(run, num_rows=batch.x.shape[0])
-            return rows.squeeze(0)
-
-        with refused_as(
-            "draws for each row need a model that can be batched over draws and rows, and this one "
-            "cannot: leave per_example_draws at False"
-        ):
-            rows = torch.func.vmap(lambda draw: torch.func.vmap(one)(draw, *batch))(z)
-        return rows, scale
 
     # Inside
 
@@ -442,35 +368,5 @@ class Program(Joint):
                     return self.run(values, (x[:most],))
             return self.run(values, (x[:num_traced],))
 
-    def _row_densities(self, run: Evaluate, num_rows: int | None = None) -> tuple[Tensor, float]:
-        """Log densities ``[B]`` of the rows of a run, and their scale, N/B by default.
-
-        Args:
-            run: The model, evaluated.
-            num_rows: Rows B of the batch where the run holds one of them; default those of the run.
-
-        Raises:
-            ModelError: If the run holds one row and the plate scales by its own size.
-        """
-        msg = run.y
-        plates = [frame for frame in msg["cond_indep_stack"] if frame.name == "data"]
-        rows = log_prob(msg)  # [B]
-        scale, weights = scale_of_rows(msg)
-        if weights is not None:
-            rows = rows * weights
-        if any(p.full_size not in (None, p.size) for p in plates):  # the plate has scaled it
-            if num_rows is not None:
-                raise ModelError(
-                    'draws for each row need a plate "data" of the rows of x, and this one has a '
-                    f"size of its own; write{CORRECTED}"
-                )
-            return rows, scale
-        return rows, scale * (self.num_data / (num_rows or rows.shape[0]))
-
     def _cast(self, value: Tensor) -> Tensor:
         return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
-
-
-def _mean(of_draws: Tensor, weights: Tensor | None) -> Tensor:
-    """Mean over draws ``[D, ...]`` of given or equal weights."""
-    return of_draws.mean(0) if weights is None else weights @ of_draws

@@ -18,8 +18,10 @@ from torch.distributions import biject_to
 from torch.testing import assert_close
 
 from pyro_bnn.errors import SiteError
+from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer.mcmc.potentials import potential_of
 from pyro_bnn.program import Batch, Joint, Program
+from pyro_bnn.program.elbo import elbo
 from tests.plain_pyro import default_dtype
 
 EFFECTS = torch.tensor([28, 8, -3, 7, -1, 1, 18, 12], dtype=torch.float64)
@@ -259,6 +261,35 @@ def test_a_program_is_the_joint_of_its_rows() -> None:
     (expected,) = torch.autograd.grad(-joint.log_joint(at).sum(), at)
     assert_close(value, -joint.log_joint(z))
     assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_the_elbo_of_a_plain_model_is_that_of_its_joint(num_particles: int) -> None:
+    """Without a prior of a closed form it is the mean of log p(z, D) and the entropy of q."""
+
+    def model(times: Tensor, count: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Gamma(2.0, 3.0).expand([2]).to_event(1))
+        with pyro.plate("rows", 2):
+            pyro.sample("time", dist.Exponential(rate), obs=times)
+            pyro.sample("count", dist.Poisson(rate), obs=count)
+        pyro.factor("tied", -(rate[0] - rate[1]).square())
+
+    args = torch.tensor([0.4, 2.0]), torch.tensor([3.0, 1.0])
+    joint, guide = Joint(model, args), AutoNormal(model).double()
+    guide.setup(*args)
+    loc, scale = torch.tensor([0.3, -0.4]), torch.tensor([0.2, 0.5])
+    guide.move_to(loc)
+    guide.scale = scale
+    joint.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
+    noise = torch.randn(num_particles, 2, generator=torch.Generator().manual_seed(0))
+    params = {f"guide.{name}": value for name, value in guide.named_parameters()}
+    terms = elbo(joint, guide, params, noise)
+    z = loc + scale * noise
+    log_joint = torch.stack([by_pyro(Case(model, args), joint, row)[0] for row in z])
+    entropy = scale.log().sum() + 1 + math.log(2 * math.pi)
+    assert_close(-terms.loss(1.0), log_joint.mean() + entropy, rtol=1e-10, atol=0)
+    likelihood, _ = joint.log_densities(z)
+    assert_close(terms.expected_log_likelihood, likelihood.mean(), rtol=1e-10, atol=0)
 
 
 def test_names_of_a_network_mean_nothing() -> None:
