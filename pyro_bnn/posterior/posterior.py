@@ -26,7 +26,7 @@ from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair, tell_of_left_out
 from pyro_bnn.predictive.draws import Draws
-from pyro_bnn.predictive.map_draws import Chunks, Rows
+from pyro_bnn.predictive.map_draws import Chunks, RowTensors
 from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.predictive.predict import log_likelihoods, predict
 from pyro_bnn.predictive.prediction import Names, Prediction
@@ -266,7 +266,7 @@ class Posterior(ABC):
         """
         draws = self.in_blocks(self.count(num_samples), seed)
 
-        def function(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        def function(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
             return (self.predictor.function(z, rows[0], params),)
 
         (f,) = self.chunks.over(
@@ -373,7 +373,7 @@ class Posterior(ABC):
         Where the model is under ``poutine.scale``, its terms have that scale.
         """
 
-        def log_likelihood_terms(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        def log_likelihood_terms(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_likelihood_terms(z, Batch(*rows), params),)
 
         draws = self.in_blocks(self.count(num_samples), seed)
@@ -390,7 +390,7 @@ class Posterior(ABC):
                 total[start : start + len(values)] += values.sum(-1, dtype=torch.float64)
                 start += len(values)
 
-        def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        def log_prior(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
 
         row = (run.rows[0][:1],)  # the prior uses its shape only

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import SiteError
+from pyro_bnn.handled import Model as Model  # noqa: PLC0414  # where older code looks for it
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
@@ -36,8 +37,6 @@ from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.sites import Site, _base
 
 logger = logging.getLogger("pyro_bnn")
-
-Model = Callable[..., Any]
 
 ENUMERATION = "https://pyro.ai/examples/enumeration.html"
 

@@ -105,8 +105,8 @@ class LinearisedProgram(Program):
         return (f, jacobian) if torch.allclose(f, by_row, ROUNDING, ROUNDING * scale) else ()
 
     @contextmanager
-    def given(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:
-        """Take what :meth:`for_all_draws` gave for these rows."""
+    def reusing(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:
+        """Inside, functions of these rows use what :meth:`for_all_draws` computed of them."""
         before, self._tangent = self._tangent, of_rows
         try:
             yield
@@ -114,7 +114,7 @@ class LinearisedProgram(Program):
             self._tangent = before
 
     def _check_predictive(self, params: Params | None) -> None:
-        with self.given(()):  # it is of other rows
+        with self.reusing(()):  # it is of other rows
             super()._check_predictive(params)
 
     def _check_output(self) -> frozenset[str]:

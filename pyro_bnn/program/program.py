@@ -230,8 +230,8 @@ class Program(Joint):
         return ()
 
     @contextmanager
-    def given(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:  # noqa: ARG002
-        """Take what :meth:`for_all_draws` gave for these rows."""
+    def reusing(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:  # noqa: ARG002
+        """Inside, functions of these rows use what :meth:`for_all_draws` computed of them."""
         yield
 
     # The distribution of y

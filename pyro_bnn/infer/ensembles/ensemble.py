@@ -25,8 +25,7 @@ from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
-from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.nature import Kind as PosteriorKind
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 from pyro_bnn.program.terms import Batch
 
 OF_SVI = ("num_steps", "learning_rate", "batch_size", "compile")

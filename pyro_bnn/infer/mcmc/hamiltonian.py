@@ -37,7 +37,7 @@ from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, st
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
-from pyro_bnn.posterior.nature import Fault, Kind
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -68,7 +68,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     mass_matrix: MassMatrix = "diagonal"
     compile: Literal["auto"] | bool = "auto"
 
-    posterior_kind: ClassVar[Kind | None] = "biased chains"
+    posterior_kind: ClassVar[PosteriorKind | None] = "biased chains"
 
     # trajectories from the last window on over the length that was found
     _stretch: ClassVar[int] = 1

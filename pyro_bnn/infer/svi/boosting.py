@@ -39,7 +39,7 @@ from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import derived_seed, isolated
-from pyro_bnn.program.terms import GuideTerms, OwnNoise
+from pyro_bnn.program.terms import EntryNoise, GuideTerms
 
 ESTIMATORS = (*FOR_ALL, LocalReparameterization.name)  # those that serve a new component
 
@@ -205,8 +205,8 @@ class NewComponent(AutoNormal):
         if not density:
             return GuideTerms(z)
         entropy = q.sampled_entropy(members).mean() * self.num_components
-        own = OwnNoise(self.loc.unsqueeze(0), self.scale, noise[..., -self.num_latents :])
-        return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale), own=own)
+        noise_left = EntryNoise(self.loc.unsqueeze(0), self.scale, noise[..., -self.num_latents :])
+        return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale), entry_noise=noise_left)
 
 
 class _Growth:
