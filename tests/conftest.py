@@ -193,7 +193,7 @@ def all_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 def interpreted(nothing_in_c: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled runs as it was recorded for the compiler, operation by operation."""
     monkeypatch.setattr(
-        "pyro_bnn.capture.inductor._compiled", lambda graph, *_, **__: graph.forward
+        "pyro_bnn.capture.inductor.compiling._compiled", lambda graph, *_, **__: graph.forward
     )
 
 

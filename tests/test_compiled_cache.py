@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 
 from pyro_bnn.capture import c_library, cache
-from pyro_bnn.capture.c_library import compile_c
+from pyro_bnn.capture.c.library import compile_c
 from pyro_bnn.errors import CaptureError, OutputError
 from pyro_bnn.files.private import is_kept, keep, private_folder
 

@@ -307,7 +307,7 @@ with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
 # what is taken for granted is missed as the graph is recorded: nothing needs to be compiled
 POOLING = """
 import torch, pyro_bnn as bnn
-from pyro_bnn.capture import inductor
+from pyro_bnn.capture.inductor import compiling as inductor
 inductor._compiled = lambda graph, *_, **__: graph.forward
 net = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(4, 1))
 x = torch.randn(6, 1, 4, 4)

@@ -251,7 +251,7 @@ def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
     options: dict[str, Any] = {"num_steps": 20, "batch_size": 19, "learning_rate": 1e-3}
     expected = run(oracle, compile=False, optimizer=optimizer, **options)
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", no_compiler)
     posterior = run(oracle, optimizer=optimizer, **options)
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-9)
     torch.testing.assert_close(params_of(posterior), params_of(expected), rtol=1e-9, atol=1e-12)
@@ -268,7 +268,7 @@ def test_few_numbers_are_compiled_by_a_c_compiler_alone_which_shorter_runs_gain_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """134 steps of 0.75 ms gain what C takes, were that 0.1 s."""
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", no_compiler)
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
     monkeypatch.setattr(training, "C_TIME", 0.1)
     for num_steps in (133, 134):
@@ -477,7 +477,7 @@ def test_a_factor_by_columns_is_trained_where_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", no_compiler)
     kept = []
     for compile_ in ("auto", False):
         torch.manual_seed(0)

@@ -10,7 +10,7 @@ of it: the graph itself then notes the draws of a block of steps, and takes the 
 trajectories that follow from a supply.
 
 Up to ``MOST_APART`` chains on a processor are moved apart instead, where their step can be written
-in C (:mod:`~pyro_bnn.capture.c_library`): each by steps of its own, a block of them in one call, on
+in C (:mod:`~pyro_bnn.capture.c.library`): each by steps of its own, a block of them in one call, on
 as many threads as torch has. They meet after every block, in the warm-up too. What they draw is the
 same for every number of threads.
 """
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from pyro_bnn.capture.c_library import compile_c
+from pyro_bnn.capture.c.library import compile_c
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import CaptureError, FileFormatError
 from pyro_bnn.infer.mcmc import step_size as averaging
