@@ -180,13 +180,13 @@ def nothing_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CaptureError("nothing is written in C")
 
     monkeypatch.setattr("pyro_bnn.capture.compilers.compile_c", refuse)
-    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 0)
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.chains.MOST_APART", 0)
 
 
 @pytest.fixture
 def all_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chains there are, compiled ones are moved apart, by a step in C."""
-    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 1_000)
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.chains.MOST_APART", 1_000)
 
 
 @pytest.fixture

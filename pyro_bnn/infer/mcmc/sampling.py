@@ -29,8 +29,9 @@ from torch import Tensor
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
+from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS, one_thread
 from pyro_bnn.infer.mcmc.length_search import LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, MOST_STEPS, Drawn, Lockstep, one_thread
+from pyro_bnn.infer.mcmc.lockstep import BlockDraws, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
@@ -314,7 +315,7 @@ class Sampling(Run[DrawsPosterior]):
         else:
             self._tune(drawn)
 
-    def _learn(self, drawn: Drawn, window: Window) -> None:
+    def _learn(self, drawn: BlockDraws, window: Window) -> None:
         """Take in draws until the chains together have theirs; then start over with their mass."""
         chains, search = self._chains, self._search if self._number else None
         window.add(drawn)
@@ -353,7 +354,7 @@ class Sampling(Run[DrawsPosterior]):
         """Whether a chain does not keep its draws yet."""
         return bool((self._left > self._num_samples).any())
 
-    def _tune(self, drawn: Drawn) -> None:
+    def _tune(self, drawn: BlockDraws) -> None:
         """In the last window a chain's first draws tune its step size; the others are kept.
 
         Those that a block holds beyond the last one that tunes have a step size that still changed,
