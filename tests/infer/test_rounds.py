@@ -161,7 +161,7 @@ def test_a_round_that_lost_is_taken_back_and_gone_again_in_smaller_steps(
 ) -> None:
     run = begun(SVI(guides.AutoNormal, max_steps=1_600, loc_warmup=0, compile=is_compiled))
     told = iter([Doubling(-10.0, 0.1, 1_600)])
-    assert run.ends == (800, 1_600)
+    assert run.rounds.ends == (800, 1_600)
     while run.position < 800:
         run.go()
     before = {name: value.clone() for name, value in run.values().items()}

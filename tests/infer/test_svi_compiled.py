@@ -17,7 +17,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import compiling
-from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi import step_loss, training
 from pyro_bnn.infer.svi.bound_step import BoundStep
 from pyro_bnn.posterior import GuidePosterior
 from tests.collection import rest_in_soak
@@ -428,10 +428,10 @@ def low_rank_run(num_steps: int, *, compile_: bool) -> GuidePosterior:
 def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 10)  # of 35
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 10)  # of 35
     losses = [low_rank_run(30, compile_=compile_).losses for compile_ in (True, False)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 10**9)
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 10**9)
     assert (low_rank_run(30, compile_=False).losses != losses[1]).all()
 
 
@@ -455,7 +455,7 @@ def test_a_full_covariance_over_more_than_255_weights_is_compiled() -> None:
 def test_a_factor_lies_by_columns_while_steps_are_compiled_and_then_by_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 10)
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 10)
     strides, advance = [], training.Training._advance
 
     def looked_at(self: training.Training, step: int, batch: Any) -> None:

@@ -75,6 +75,11 @@ class Descent:
         self.adam: Adam | None = None
 
     @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped, in place."""
+        return self._clip_norm is not None
+
+    @property
     def learning_rate(self) -> float:
         """Step size of the first group at the start."""
         return float(self._rates[0])
