@@ -20,9 +20,9 @@ from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
+from pyro_bnn.infer.steps.rounds import AUTO
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL, make_estimator
 from pyro_bnn.infer.svi.options import LIKELY_STEPS
-from pyro_bnn.infer.svi.rounds import AUTO
 from pyro_bnn.memory import is_exceeded
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model

@@ -19,10 +19,10 @@ from torch import Tensor
 from pyro_bnn import arviz_io
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc.chains import in_lockstep
-from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
+from pyro_bnn.infer.steps.potentials import Potential
 from tests.infer import densities
 from tests.infer.densities import autoregressive, eight_schools, funnel, gaussian, rotated
 from tests.infer.drive import normal

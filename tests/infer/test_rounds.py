@@ -19,9 +19,10 @@ from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi import options, rounds
+from pyro_bnn.infer.steps import rounds
+from pyro_bnn.infer.steps.rounds import ends_of_rounds, step_size_factor
+from pyro_bnn.infer.svi import options
 from pyro_bnn.infer.svi.paired import PairedObjective
-from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
 from pyro_bnn.infer.svi.starts import Starts
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior

@@ -24,8 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_bnn.errors import ShapeError
+from pyro_bnn.infer.curvature.rows import Curvature, RowTermsOf
 from pyro_bnn.infer.inputs import Data, as_dataset
-from pyro_bnn.infer.natural.rows import Curvature, RowTermsOf
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated

@@ -18,9 +18,10 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.members import engine_of, members_start
 from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.steps.descent import LEARNING_RATE
+from pyro_bnn.infer.steps.rounds import AUTO, NumSteps
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.infer.svi.options import LEARNING_RATE, GuideSpec, name_of
-from pyro_bnn.infer.svi.rounds import AUTO, NumSteps
+from pyro_bnn.infer.svi.options import GuideSpec, name_of
 from pyro_bnn.infer.svi.step_loss import StepLoss
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training

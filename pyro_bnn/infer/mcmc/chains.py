@@ -9,9 +9,8 @@ same for every number of threads. All other chains are a batch, moved by one gra
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from pyro_bnn.errors import CaptureError
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.threads import one_thread
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -151,17 +151,3 @@ class BatchOfChains(Lockstep):
     def serves(self, num_chains: int) -> bool:
         """Whether the step is there for so many chains, without another graph."""
         return self._captured.serves(num_chains)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations of torch on one thread, while chains have the others.
-
-    What else they do is small, and waiting for a second thread of torch's own would cost more.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

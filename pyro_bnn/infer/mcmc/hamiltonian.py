@@ -31,12 +31,12 @@ from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
-from pyro_bnn.infer.mcmc.potentials import Target, of_each, of_one
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
-from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
+from pyro_bnn.infer.steps.potentials import Target, of_each, of_one
+from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, PosteriorKind
 from pyro_bnn.program.handlers import Model

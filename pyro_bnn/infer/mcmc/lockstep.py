@@ -29,9 +29,10 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import step_size as averaging
 from pyro_bnn.infer.mcmc.kernel import Kernel
-from pyro_bnn.infer.mcmc.leapfrog import Potential, Start
+from pyro_bnn.infer.mcmc.leapfrog import Start
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.step_size import DualAveraging
+from pyro_bnn.infer.steps.potentials import Potential
 
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
 # of the draws of a block; where they would take more, a look after every step

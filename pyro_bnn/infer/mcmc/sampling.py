@@ -29,15 +29,16 @@ from torch import Tensor
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
-from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS, one_thread
+from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS
 from pyro_bnn.infer.mcmc.length_search import LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import BlockDraws, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
-from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
+from pyro_bnn.infer.steps.store import DrawStore, turns_of
+from pyro_bnn.infer.steps.threads import one_thread
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 
 SHORT = 64  # points of trajectories in the first window, twice as many in each that follows
@@ -99,7 +100,7 @@ class Sampling(Run[DrawsPosterior]):
         last: Fields of the kernel's state and their values from the last window on.
         stretch: How many times the length that was found trajectories have from there on.
         path: File for the draws of a run that others go on with; see
-            :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
+            :class:`~pyro_bnn.infer.steps.store.DrawStore`.
         phases: Seconds of the phases before.
         options: Of the engine, for the provenance.
     """

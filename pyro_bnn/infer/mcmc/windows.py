@@ -13,7 +13,7 @@ from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
 from pyro_bnn.infer.mcmc.lockstep import BlockDraws
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.mcmc.store import turns_of
+from pyro_bnn.infer.steps.store import turns_of
 
 FIRST_WINDOW = 10  # draws a chain; each further window is this much longer
 LAST_WINDOW = 50  # for the final step size, and at most a third of all

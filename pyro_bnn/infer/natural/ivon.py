@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import Diagonal, Precision
+from pyro_bnn.infer.curvature.rows import RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.precision import Diagonal, Precision
-from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 
 

@@ -16,14 +16,14 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior, correction_of
+from pyro_bnn.infer.curvature.precision import Precision
+from pyro_bnn.infer.curvature.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.inputs import new_guide
-from pyro_bnn.infer.mcmc.potentials import potential_of
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, correction_of
-from pyro_bnn.infer.natural.precision import Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
-from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.infer.steps.descent import Descent
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
 from pyro_bnn.posterior.doubling import Doubling

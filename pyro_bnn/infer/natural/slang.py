@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import LowRank, Precision, largest
+from pyro_bnn.infer.curvature.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.options import Expectation
-from pyro_bnn.infer.natural.precision import LowRank, Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.posterior.nature import Fault
 
@@ -117,17 +117,3 @@ class _Run(NaturalRun):
         self.q = self.precision()
         gradient = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
         self.move(gradient, self.engine.damping)
-
-
-def largest(W: Tensor, rank: int) -> Tensor:
-    """Eigenvectors of the largest eigenvalues of W W^T, times their roots, ``[P, R]``.
-
-    With W^T W v = c v, W v is an eigenvector of W W^T of length sqrt(c).
-    """
-    if W.shape[0] < W.shape[1]:
-        values, vectors = torch.linalg.eigh(W @ W.mT)
-        found: Tensor = vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()
-        return found
-    _, vectors = torch.linalg.eigh(W.mT @ W)
-    scaled: Tensor = W @ vectors[:, -rank:]
-    return scaled

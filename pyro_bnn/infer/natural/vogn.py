@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pyro_bnn.infer.curvature.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.options import Expectation
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.natural.von import CurvatureRun
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import Dense, Diagonal, Precision
+from pyro_bnn.infer.curvature.rows import NewtonCurvature, RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.options import Covariance, Expectation, NewtonCurvature
-from pyro_bnn.infer.natural.precision import Dense, Diagonal, Precision
-from pyro_bnn.infer.natural.rows import RowTerms
+from pyro_bnn.infer.natural.options import Covariance, Expectation
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.posterior.nature import Fault
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pyro_bnn.capture import Captured
 from pyro_bnn.capture.compilers import compiler_of
-from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
-from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.sgmcmc.batches import BatchesOfChains
 from pyro_bnn.infer.sgmcmc.dynamics import Dynamics, Given, State
 from pyro_bnn.infer.sgmcmc.gradient import difference, slope_of_all
+from pyro_bnn.infer.steps.potentials import Potential
 from pyro_bnn.program.terms import Batch
 
 
@@ -60,7 +60,7 @@ class MovingChains:
         self,
         method: Dynamics,
         potential: Potential,
-        batches: Batches,
+        batches: BatchesOfChains,
         whole: Batch,
         z: Tensor,
         *,

@@ -15,9 +15,6 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import IndependentMinibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.checkpoint import State as Saved
-from pyro_bnn.infer.mcmc.potentials import of_one
-from pyro_bnn.infer.mcmc.starts import find_starts
-from pyro_bnn.infer.mcmc.store import DrawStore
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, own_batches
@@ -27,6 +24,9 @@ from pyro_bnn.infer.sgmcmc.moving_chains import MovingChains, Tuned
 from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.warm_up import WarmUp
+from pyro_bnn.infer.steps.potentials import of_one
+from pyro_bnn.infer.steps.starts import find_starts
+from pyro_bnn.infer.steps.store import DrawStore
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.program.random_state import derived_seed
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_bnn.infer.sgmcmc.moving_chains import MovingChains
 from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
-from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.sites import Site
 

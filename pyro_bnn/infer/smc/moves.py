@@ -25,8 +25,8 @@ from torch import Tensor
 from pyro_bnn.capture import Captured
 from pyro_bnn.capture.c.library import compile_c
 from pyro_bnn.errors import CaptureError
-from pyro_bnn.infer.mcmc.chains import one_thread
 from pyro_bnn.infer.mcmc.leapfrog import energy_error, kinetic
+from pyro_bnn.infer.steps.threads import one_thread
 
 logger = logging.getLogger("pyro_bnn")
 

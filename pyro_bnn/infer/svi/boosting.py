@@ -26,10 +26,10 @@ from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, as_dataset, new_guide, set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
+from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.estimators.product_estimators import LocalReparameterization
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
-from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior

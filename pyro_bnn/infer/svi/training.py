@@ -22,9 +22,9 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
+from pyro_bnn.infer.steps.rounds import Rounds, ends_of_rounds
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
-from pyro_bnn.infer.svi.rounds import Rounds, ends_of_rounds
 from pyro_bnn.infer.svi.starts import Starts
 from pyro_bnn.infer.svi.step_loss import StepLoss
 from pyro_bnn.infer.svi.training_step import StepInParts, WholeStep

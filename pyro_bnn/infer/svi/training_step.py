@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured, value_and_grad
+from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.infer.svi.bound_step import BoundSteps
-from pyro_bnn.infer.svi.descent import Descent
 from pyro_bnn.infer.svi.step_loss import StepLoss
 from pyro_bnn.program.terms import Batch
 

@@ -18,12 +18,12 @@ from torch.testing import assert_close
 from pyro_bnn import SVI, Laplace, bayesian, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.curvature.precision import Dense
+from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.infer.inputs import as_dataset, program_of
 from pyro_bnn.infer.laplace.curvature import CurvatureOf
 from pyro_bnn.infer.laplace.mode import MinusLogJoint, Mode, descend, polish, settle
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
-from pyro_bnn.infer.natural.precision import Dense
-from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.contract import FEW
 from pyro_bnn.program.linearised import LinearisedProgram

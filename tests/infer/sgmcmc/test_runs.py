@@ -496,7 +496,7 @@ def test_a_step_in_c_is_the_step(
         return stored
 
     torch.testing.assert_close(draws(compile=True), draws(compile=False), rtol=1e-9, atol=1e-9)
-    graphs = [list(chains._step._graphs.values()) for chains in made]
+    graphs = [list(chains.chains._step._graphs.values()) for chains in made]
     assert [type(graph).__name__ for (graph,) in graphs] == ["CGraph", "Graph"]
 
 
