@@ -289,17 +289,6 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self.velocity = torch.lerp(gradient, self.velocity, momentum)
         return self.velocity / (1 - momentum ** (self.done + 1))
 
-    def move(self, gradient: Tensor, damping: float = 0.0) -> None:
-        """Move the means by q's covariance times the gradient ``[P]`` of the likelihood's term.
-
-        Args:
-            gradient: Of minus the log likelihood.
-            damping: Added to the precision, in curvature of one row.
-        """
-        slope = self.weight * gradient + self.prior.gradient(self.mean)
-        damping = damping * self.weight * self.num_data
-        self.mean = self.mean - self.rate * self.q.solve(slope, damping)
-
     def draws(self, noise: Tensor) -> Tensor:
         """Draws of q ``[S, P]`` of noise ``[S, M]``."""
         return self.mean + self.q.deviations(noise)
@@ -372,7 +361,8 @@ class NaturalRun(GradientRun[GuidePosterior]):
             super().restore(state)
         except DivergenceError as error:  # the precision is not positive
             raise ValueError(str(error)) from error
-        self._before, told = state["before"], state["doubling"]
-        self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
+        self._before, doubling = state["before"], state["doubling"]
+        if doubling is not None:
+            self.doubling = Doubling(doubling[0], doubling[1], int(doubling[2]))
         if state["is_done"]:
             self.num_steps = self.step
