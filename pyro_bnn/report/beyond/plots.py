@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyro_bnn.plotting.theme import Style
     from pyro_bnn.report.beyond.judged import Judged
-    from pyro_bnn.report.tables.metrics import Record
+    from pyro_bnn.report.tables.metric import Record
 
 MOST_POINTS = 400  # of a curve
 

@@ -13,11 +13,11 @@ from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.plotting.numbers import counted, with_error
 from pyro_bnn.report.compare import Comparison
 from pyro_bnn.report.output.names import warn_of_others
-from pyro_bnn.report.output.page import Table, render_page
+from pyro_bnn.report.output.page import PageTable, render_page
 from pyro_bnn.report.splits.run import Run
 from pyro_bnn.report.splits.table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.splits.verdicts import run_verdicts
-from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.tables.metric import Metric
 from pyro_bnn.report.tables.table import shown
 from pyro_bnn.report.tables.text import WIDTH, grid, marked
 from pyro_bnn.report.verdicts.verdict import Verdict
@@ -76,7 +76,7 @@ class RepeatedComparison:
         )
 
     @property
-    def _sections(self) -> dict[str, list[Column]]:
+    def _sections(self) -> dict[str, list[Metric]]:
         return run_sections(self.task, self.units, self.runs[0].of_function)
 
     def summary(self) -> str:
@@ -120,7 +120,7 @@ class RepeatedComparison:
             headline=self.headline,
             findings=self.findings,
             tables=[
-                Table(title, columns, self.table)
+                PageTable(title, columns, self.table)
                 for title, columns in shown(self.table, self._sections)
             ],
             runs=_rows(self.runs, links),

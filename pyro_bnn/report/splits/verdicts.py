@@ -155,7 +155,7 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
         where: dict[str, list[Run]] = {}
         for run in runs:
             found = [f for f in run.findings if f.kind == rule.kind and f.is_warning]
-            for name in {name for finding in found for name in finding.methods}:
+            for name in dict.fromkeys(name for one in found for name in one.methods):
                 where.setdefault(name, []).append(run)
         if not where:
             continue
