@@ -6,7 +6,7 @@ import pytest
 
 from pyro_bnn.report.output.page import PageTable, render_page, sort_key, versions
 from pyro_bnn.report.tables.metric import Metric
-from pyro_bnn.report.verdicts.answer import USE
+from pyro_bnn.report.verdicts.statement import USE
 from pyro_bnn.report.verdicts.verdict import Verdict
 
 

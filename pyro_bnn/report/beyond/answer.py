@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.beyond.estimate import ERRORS
-from pyro_bnn.report.verdicts.answer import listed
+from pyro_bnn.report.verdicts.advice import listed
 
 if TYPE_CHECKING:
     import pandas as pd

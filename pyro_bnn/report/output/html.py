@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyro_bnn.report.output.glossary import WORDS
 from pyro_bnn.report.output.page import KINDS, PageTable, render_page, slug
 from pyro_bnn.report.plots.figures import FIRST, Figures
 from pyro_bnn.report.tables.table import own_rows, sections, settings, shown, summary_columns
 from pyro_bnn.report.tables.target_tables import target_sections
 from pyro_bnn.report.tables.text import headline
-from pyro_bnn.report.verdicts.answer import WORDS
 
 if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.comparison import Evaluations

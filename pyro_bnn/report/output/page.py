@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyro_bnn.plotting.theme import name_parts, name_words
 from pyro_bnn.report.tables.cells import BEYOND
 from pyro_bnn.report.tables.metric import Metric
-from pyro_bnn.report.verdicts.answer import (
+from pyro_bnn.report.verdicts.statement import (
     AGAIN,
     AGREES,
     CHEAPER,

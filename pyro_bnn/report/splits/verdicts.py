@@ -9,7 +9,7 @@ from pyro_bnn.plotting.numbers import counted, number, with_error
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
 from pyro_bnn.report.splits.table import Standing, common_runs, correction, count_splits
 from pyro_bnn.report.verdicts.advice import sentence, together
-from pyro_bnn.report.verdicts.verdict import Rule, Verdict
+from pyro_bnn.report.verdicts.verdict import Verdict, VerdictRule
 from pyro_bnn.report.verdicts.verdicts import RULES, ranking_verdicts
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
         )
 
 
-def _step(rule: Rule, where: Mapping[str, Sequence[Run]]) -> str:
+def _step(rule: VerdictRule, where: Mapping[str, Sequence[Run]]) -> str:
     """What the methods are to do next: what their runs say, or the rule in general."""
     steps = {
         name: step

@@ -17,7 +17,7 @@ WITHOUT_ERROR = ("Exact", "CAVI")  # engines of models whose evidence has a clos
 STANDARD_ERRORS, MIN_NATS = 2.0, 1.0
 
 
-class Known(NamedTuple):
+class KnownEvidence(NamedTuple):
     """A log evidence with its error, in nats."""
 
     name: str
@@ -36,7 +36,7 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
     Args:
         judged: All methods, and the reference.
     """
-    known: list[Known] = []
+    known: list[KnownEvidence] = []
     for entry in judged.entries:
         if (found := _known(entry.name, entry.posterior)) is None:
             continue
@@ -66,13 +66,13 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
         )
 
 
-def _known(name: str, posterior: PosteriorLike) -> Known | None:
+def _known(name: str, posterior: PosteriorLike) -> KnownEvidence | None:
     options = posterior.options
     error = 0.0 if posterior.engine in WITHOUT_ERROR else options.get("log_evidence_error")
     value = options.get("log_evidence")
     if value is None or error is None or point_estimates(posterior):
         return None
-    return Known(name, posterior, float(value), float(error))
+    return KnownEvidence(name, posterior, float(value), float(error))
 
 
 def are_comparable(one: PosteriorLike, other: PosteriorLike) -> bool:
