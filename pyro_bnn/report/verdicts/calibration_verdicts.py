@@ -35,13 +35,9 @@ POSITIVE = (
 )
 
 
-@VerdictRule(
-    "coverage",
-    "95 % coverage outside what the method's own posterior allows",
-    "Look at the likelihood and its noise scale, or try a richer posterior",
-    short="intervals of y too narrow or too wide",
-    against=PREDICTIONS,
-).of_all
+@VerdictRule("coverage", "95 % coverage outside what the method's own posterior allows",
+             "Look at the likelihood and its noise scale, or try a richer posterior",
+             short="intervals of y too narrow or too wide", against=PREDICTIONS).of_all  # fmt: skip
 def coverage(judged: Judged) -> Iterator[Said]:
     """Intervals that hold too few or too many observations; methods with one fault together."""
     for too_few in (True, False):
@@ -63,13 +59,9 @@ def coverage(judged: Judged) -> Iterator[Said]:
             )
 
 
-@VerdictRule(
-    "pit",
-    "PIT histogram outside what the method's own posterior allows",
-    "Look at the likelihood, or try a richer posterior",
-    short="PIT values not uniform",
-    against=PREDICTIONS,
-).of_all
+@VerdictRule("pit", "PIT histogram outside what the method's own posterior allows",
+             "Look at the likelihood, or try a richer posterior", short="PIT values not uniform",
+             against=PREDICTIONS).of_all  # fmt: skip
 def pit(judged: Judged) -> Iterator[Said]:
     """Histograms of PIT values with a bar outside the band, where coverage shows no fault."""
     group, parts = [], []
@@ -96,15 +88,11 @@ def _other_noise(entry: Evaluation) -> str:
     return OTHER_NOISE
 
 
-@VerdictRule(
-    "noise by mean",
-    "90 % coverage at small and at large predicted means further apart than the method's own "
-    "posterior allows",
-    sentence(OTHER_NOISE),
-    short="errors change with the predicted mean",
-    against=PREDICTIONS,
-    advise=_other_noise,
-).of_all
+@VerdictRule("noise by mean",
+             "90 % coverage at small and at large predicted means further apart than "
+             "the method's own posterior allows",
+             sentence(OTHER_NOISE), short="errors change with the predicted mean",
+             against=PREDICTIONS, advise=_other_noise).of_all  # fmt: skip
 def by_mean(judged: Judged) -> Iterator[Said]:
     """Intervals too wide at one end of the predicted means and too narrow at the other."""
     for grows in (True, False):
@@ -127,12 +115,8 @@ def by_mean(judged: Judged) -> Iterator[Said]:
             )
 
 
-@VerdictRule(
-    "below zero",
-    "95 % intervals below zero for a target that never is",
-    POSITIVE,
-    short="intervals of y below zero",
-).of_all
+@VerdictRule("below zero", "95 % intervals below zero for a target that never is", POSITIVE,
+             short="intervals of y below zero").of_all  # fmt: skip
 def below_zero(judged: Judged) -> Iterator[Said]:
     """Intervals that reach below zero, where no target does and some would have by chance."""
     found = [entry for entry in judged.entries if entry.below_zero > 0]
@@ -145,13 +129,9 @@ def below_zero(judged: Judged) -> Iterator[Said]:
         )
 
 
-@VerdictRule(
-    "ece",
-    "Calibration error above what the method's own posterior allows",
-    "Look at the prior and the network, or try a richer posterior",
-    short="probabilities not calibrated",
-    against=PREDICTIONS,
-).of_all
+@VerdictRule("ece", "Calibration error above what the method's own posterior allows",
+             "Look at the prior and the network, or try a richer posterior",
+             short="probabilities not calibrated", against=PREDICTIONS).of_all  # fmt: skip
 def ece(judged: Judged) -> Iterator[Said]:
     """Class probabilities whose calibration error exceeds what the posterior itself expects."""
     far = [entry for entry in judged.entries if entry.held_out.ece > entry.held_out.ece_high]

@@ -45,14 +45,8 @@ def settle(entry: Evaluation) -> str:
     return STACK
 
 
-@VerdictRule(
-    "rhat",
-    f"R-hat above {RHAT_THRESHOLD}",
-    "raise warmup_steps and num_samples",
-    short="chains disagree",
-    against=REFIT,
-    advise=settle,
-).of_each
+@VerdictRule("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
+             short="chains disagree", against=REFIT, advise=settle).of_each  # fmt: skip
 def rhat(entry: Evaluation) -> str:
     """Chains that disagree about the function, the log likelihood or a scale.
 
@@ -91,13 +85,9 @@ def clusters_of(clusters: ChainClusters | None) -> str:
     )
 
 
-@VerdictRule(
-    "stacked",
-    "Chains weighted by stacking, which are not the posterior",
-    "predict with it, and take no spread of the function from it",
-    short="stacked chains, not the posterior",
-    against=FUNCTION,
-).of_each
+@VerdictRule("stacked", "Chains weighted by stacking, which are not the posterior",
+             "predict with it, and take no spread of the function from it",
+             short="stacked chains, not the posterior", against=FUNCTION).of_each  # fmt: skip
 def stacked(entry: Evaluation) -> str:
     """Chains that were weighted by how they predict, which is not how probable their modes are."""
     if nature_of(entry.posterior).kind != "stacked":
@@ -116,14 +106,9 @@ def stacked(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "short chains",
-    f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
-    "raise num_samples",
-    short="chains too short to be checked",
-    against=UNCHECKED,
-    fault="few draws",
-).of_each
+@VerdictRule("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain", "raise num_samples",
+             short="chains too short to be checked", against=UNCHECKED,
+             fault="few draws").of_each  # fmt: skip
 def short_chains(entry: Evaluation) -> str:
     """Chains of too few draws for R-hat."""
     checks = entry.checks.sampling
@@ -132,12 +117,9 @@ def short_chains(entry: Evaluation) -> str:
     return f"{TOO_SHORT}: it is not known whether the chains have settled"
 
 
-@VerdictRule(
-    "members",
-    f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
-    "compare with NUTS, or weight them by bnn.stack_chains to predict",
-    short="members in modes of their own",
-).of_each
+@VerdictRule("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
+             "compare with NUTS, or weight them by bnn.stack_chains to predict",
+             short="members in modes of their own").of_each  # fmt: skip
 def members(entry: Evaluation) -> str:
     """Members of an ensemble that say different things, by more than each says of itself."""
     checks, within = entry.checks.sampling, entry.checks.rhat_within
@@ -154,14 +136,9 @@ def members(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "sampler bias",
-    "Variances off by more than a tenth, by the energy errors",
-    "lower energy_variance, or use MAMS or NUTS",
-    short="steps too long",
-    against=REFIT,
-    fault="step bias",
-).of_each
+@VerdictRule("sampler bias", "Variances off by more than a tenth, by the energy errors",
+             "lower energy_variance, or use MAMS or NUTS", short="steps too long", against=REFIT,
+             fault="step bias").of_each  # fmt: skip
 def sampler_bias(entry: Evaluation) -> str:
     """A sampler without a test of acceptance whose steps are too long for its spread to count."""
     bias = entry.checks.sampler_bias
@@ -175,14 +152,8 @@ def sampler_bias(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "ess",
-    f"Bulk or tail ESS below {MIN_ESS}",
-    "raise num_samples",
-    short="too few effective draws",
-    against=REFIT,
-    fault="few draws",
-).of_each
+@VerdictRule("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
+             short="too few effective draws", against=REFIT, fault="few draws").of_each  # fmt: skip
 def few_draws(entry: Evaluation) -> str:
     """Too few effective draws; more draws mend none of chains in clusters."""
     checks = entry.checks.sampling
@@ -194,14 +165,9 @@ def few_draws(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "divergences",
-    "Divergent trajectories",
-    "raise target_accept, or use a non-centred prior",
-    short="divergent trajectories",
-    against=REFIT,
-    fault="divergent",
-).of_each
+@VerdictRule("divergences", "Divergent trajectories",
+             "raise target_accept, or use a non-centred prior", short="divergent trajectories",
+             against=REFIT, fault="divergent").of_each  # fmt: skip
 def divergences(entry: Evaluation) -> str | None:
     """Trajectories that diverged."""
     count = entry.checks.num_divergent
@@ -213,14 +179,9 @@ def divergences(entry: Evaluation) -> str | None:
     )
 
 
-@VerdictRule(
-    "saturated trees",
-    "Trees as large as max_tree_depth allows",
-    "raise max_tree_depth",
-    short="trees as large as allowed",
-    against=REFIT,
-    fault="saturated",
-).of_each
+@VerdictRule("saturated trees", "Trees as large as max_tree_depth allows", "raise max_tree_depth",
+             short="trees as large as allowed", against=REFIT,
+             fault="saturated").of_each  # fmt: skip
 def saturated_trees(entry: Evaluation) -> str:
     """Trees as large as allowed."""
     large = "" if entry.checks.sampling is None else _saturated(entry.checks.sampling)
@@ -229,13 +190,9 @@ def saturated_trees(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "energy",
-    f"E-BFMI below {MIN_EBFMI}",
-    "use another parametrisation, such as a non-centred prior",
-    short="low E-BFMI",
-    against=REFIT,
-).of_each
+@VerdictRule("energy", f"E-BFMI below {MIN_EBFMI}",
+             "use another parametrisation, such as a non-centred prior", short="low E-BFMI",
+             against=REFIT).of_each  # fmt: skip
 def energy(entry: Evaluation) -> str:
     """Chains that move slowly between energies."""
     low = "" if entry.checks.sampling is None else _energies(entry.checks.sampling)

@@ -32,14 +32,8 @@ def longer(entry: Evaluation) -> str:
     return f"{words}, to {2 * doubling.num_steps:,} (about {number(seconds, 2)} s)"
 
 
-@VerdictRule(
-    "trend",
-    "Objective still rising at the end",
-    "run it longer",
-    short="objective not settled",
-    against=REFIT,
-    advise=longer,
-).of_each
+@VerdictRule("trend", "Objective still rising at the end", "run it longer",
+             short="objective not settled", against=REFIT, advise=longer).of_each  # fmt: skip
 def trend(entry: Evaluation) -> str | None:
     """An objective that still rose, or fell, when the run ended."""
     doubling = entry.checks.doubling
@@ -92,14 +86,9 @@ def converged(judged: Judged) -> Iterator[Verdict]:
     )
 
 
-@VerdictRule(
-    "unchecked",
-    "It is not known whether the fit converged",
-    COMPARE,
-    short="convergence not judged",
-    against=UNCHECKED,
-    fault="unfinished",
-).of_all
+@VerdictRule("unchecked", "It is not known whether the fit converged", COMPARE,
+             short="convergence not judged", against=UNCHECKED,
+             fault="unfinished").of_all  # fmt: skip
 def unchecked(judged: Judged) -> Iterator[Said]:
     """Fits of which it is not known whether they converged, together."""
     found = [entry for entry in judged.entries if entry.checks.unchecked]
@@ -112,14 +101,10 @@ def unchecked(judged: Judged) -> Iterator[Said]:
         )
 
 
-@VerdictRule(
-    "containment",
-    "ELBO below that of another fit of its family, or of a guide it contains",
-    LONGER,
-    short="ELBO below that of a fit that it could equal",
-    against=REFIT,
-    fault="optimum",
-).of_all
+@VerdictRule("containment",
+             "ELBO below that of another fit of its family, or of a guide it contains", LONGER,
+             short="ELBO below that of a fit that it could equal", against=REFIT,
+             fault="optimum").of_all  # fmt: skip
 def containment(judged: Judged) -> Iterator[Said]:
     """Guides with a lower ELBO than one of their family or within it, on the same evidence.
 
@@ -162,12 +147,7 @@ def containment(judged: Judged) -> Iterator[Said]:
         )
 
 
-@VerdictRule(
-    "khat",
-    "k-hat at or above its limit",
-    RICHER,
-    fault="poor family",
-).of_all
+@VerdictRule("khat", "k-hat at or above its limit", RICHER, fault="poor family").of_all  # fmt: skip
 def khat(judged: Judged) -> Iterator[Said]:
     """Approximations that importance sampling cannot correct, together, in the order given."""
     far = [entry for entry in judged.entries if entry.checks.khat >= entry.checks.khat_limit]

@@ -15,14 +15,9 @@ from pyro_bnn.report.verdicts.verdict import FUNCTION, VerdictRule
 LEAST_PARAMETERS = 1.0  # that the spread of a posterior's function is worth
 
 
-@VerdictRule(
-    "one map",
-    "Members of an ensemble that are one MAP",
-    "keep members apart, or give each a spread",
-    short="members are one MAP",
-    against=FUNCTION,
-    fault="narrow",
-).of_each
+@VerdictRule("one map", "Members of an ensemble that are one MAP",
+             "keep members apart, or give each a spread", short="members are one MAP",
+             against=FUNCTION, fault="narrow").of_each  # fmt: skip
 def one_map(entry: Evaluation) -> str:
     """Members that are several, and whose predictions are all but one."""
     members, share = entry.posterior.num_atoms or 1, entry.held_out.epistemic_share

@@ -21,13 +21,11 @@ def _told(entry: Evaluation) -> Mapping[str, Any]:
     return entry.posterior.options if nature_of(entry.posterior).has_islands else {}
 
 
-@VerdictRule(
-    "evidence spread",
-    f"Islands of particles whose log evidence has an error above {MAX_EVIDENCE_ERROR:g} nats",
-    "raise num_particles, or ess_share",
-    short="islands disagree on the evidence",
-    against=REFIT,
-).of_each
+@VerdictRule("evidence spread",
+             f"Islands of particles whose log evidence has an error above "
+             f"{MAX_EVIDENCE_ERROR:g} nats",
+             "raise num_particles, or ess_share", short="islands disagree on the evidence",
+             against=REFIT).of_each  # fmt: skip
 def evidence_spread(entry: Evaluation) -> str:
     """Islands whose log evidences are too far apart for draws of each to count alike."""
     told = _told(entry)
@@ -42,12 +40,8 @@ def evidence_spread(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "ancestors",
-    f"Draws that descend from fewer than {MIN_ANCESTORS} draws of the prior",
-    "raise num_particles or num_islands",
-    short="few ancestors",
-).of_each
+@VerdictRule("ancestors", f"Draws that descend from fewer than {MIN_ANCESTORS} draws of the prior",
+             "raise num_particles or num_islands", short="few ancestors").of_each  # fmt: skip
 def ancestors(entry: Evaluation) -> str:
     """Particles that descend from few draws of the prior."""
     left = _told(entry).get("ancestors", ())
@@ -60,12 +54,9 @@ def ancestors(entry: Evaluation) -> str:
     )
 
 
-@VerdictRule(
-    "slow moves",
-    "Particles that stay near to where they were at more than a tenth of the temperatures",
-    "raise max_moves",
-    short="particles moved little",
-).of_each
+@VerdictRule("slow moves",
+             "Particles that stay near to where they were at more than a tenth of the temperatures",
+             "raise max_moves", short="particles moved little").of_each  # fmt: skip
 def slow_moves(entry: Evaluation) -> str:
     """Temperatures at which particles stayed near to where they were resampled."""
     told = _told(entry)

@@ -17,11 +17,9 @@ STEP = (
 )
 
 
-@VerdictRule(
-    "reference",
-    "A reference that cannot judge",
-    "use longer NUTS chains as the reference, or mend what its report names",
-).of_all
+@VerdictRule("reference", "A reference that cannot judge",
+             "use longer NUTS chains as the reference, or mend what its report names",
+             ).of_all  # fmt: skip
 def reference(judged: Judged) -> Iterator[Said]:
     """A reference that cannot judge others, with its defects."""
     entry = judged.reference

@@ -177,14 +177,9 @@ def faults_of(
     return faulty, "; ".join(parts), judge
 
 
-@VerdictRule(
-    "mean",
-    f"Mean of the function off {AT_ENOUGH}",
-    ELSEWHERE,
-    short="mean function off the reference's",
-    against=FUNCTION,
-    advise=elsewhere,
-).of_all
+@VerdictRule("mean", f"Mean of the function off {AT_ENOUGH}", ELSEWHERE,
+             short="mean function off the reference's", against=FUNCTION,
+             advise=elsewhere).of_all  # fmt: skip
 def mean_off(judged: Judged) -> Iterator[Said]:
     """A mean of the function that is not that of the reference."""
     faulty, parts, judge = faults_of(judged, is_shifted, _shift, with_points=True)
@@ -210,14 +205,9 @@ def points(judged: Judged) -> Iterator[Said]:
             )
 
 
-@VerdictRule(
-    "sd ratio",
-    f"Epistemic sd below {AT_ENOUGH}",
-    "Too sure of its function; try a richer family",
-    short="too sure of the function",
-    against=FUNCTION,
-    advise=wider,
-).of_all
+@VerdictRule("sd ratio", f"Epistemic sd below {AT_ENOUGH}",
+             "Too sure of its function; try a richer family", short="too sure of the function",
+             against=FUNCTION, advise=wider).of_all  # fmt: skip
 def too_narrow(judged: Judged) -> Iterator[Said]:
     """Points, which have no spread, and spreads that are too small."""
     yield from points(judged)
@@ -230,13 +220,9 @@ def too_narrow(judged: Judged) -> Iterator[Said]:
         )
 
 
-@VerdictRule(
-    "too wide",
-    f"Epistemic sd above {AT_ENOUGH}",
-    TRUST,
-    short="less sure of the function than the reference",
-    advise=narrower,
-).of_all
+@VerdictRule("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST,
+             short="less sure of the function than the reference",
+             advise=narrower).of_all  # fmt: skip
 def too_wide(judged: Judged) -> Iterator[Said]:
     """Spreads that are too large."""
     faulty, parts, judge = faults_of(judged, is_wide, _wide)
@@ -249,12 +235,8 @@ def too_wide(judged: Judged) -> Iterator[Said]:
         )
 
 
-@VerdictRule(
-    "distance",
-    "Another function than that of the reference, with its mean and spread",
-    MARGINALS,
-    short="another shape than the reference",
-).of_all
+@VerdictRule("distance", "Another function than that of the reference, with its mean and spread",
+             MARGINALS, short="another shape than the reference").of_all  # fmt: skip
 def other_shape(judged: Judged) -> Iterator[Said]:
     """Another function, though mean and spread are right."""
     faulty, parts, judge = faults_of(judged, is_far, _far)

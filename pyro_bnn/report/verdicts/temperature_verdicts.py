@@ -57,15 +57,12 @@ def _found(entry: Evaluation) -> list[tuple[Fault, str]]:
     return parts
 
 
-@VerdictRule(
-    "temperature",
-    "Not the posterior, but hotter or colder: as it was asked for, or by steps and batches",
-    "set temperature=1; against heat lower step_size, raise batch_size or use control variates; "
-    "against cold raise warmup_steps and num_samples",
-    short="not the posterior: another temperature",
-    against=PREDICTIONS,
-    advise=what_to_do,
-).of_each
+@VerdictRule("temperature",
+             "Not the posterior, but hotter or colder: as it was asked for, or by steps and "
+             "batches", "set temperature=1; against heat lower step_size, raise batch_size or use "
+             "control variates; against cold raise warmup_steps and num_samples",
+             short="not the posterior: another temperature", against=PREDICTIONS,
+             advise=what_to_do).of_each  # fmt: skip
 def temperature(entry: Evaluation) -> str:
     """A method that was run at another temperature than 1, or whose draws have another than asked.
 
