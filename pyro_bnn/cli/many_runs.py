@@ -22,7 +22,7 @@ from pyro_bnn.cli.side_by_side import Say
 from pyro_bnn.cli.terminal import plain_notes
 from pyro_bnn.data import Split
 from pyro_bnn.errors import DivergenceError
-from pyro_bnn.report import RepeatedComparison, Run, compare_runs
+from pyro_bnn.report import RepeatedComparison, SplitRun, compare_runs
 
 
 class RunsOutcome(NamedTuple):
@@ -92,7 +92,7 @@ def run_all(
             for title, run in titled.items()
         }
 
-        def killed(title: str) -> tuple[Run, str]:
+        def killed(title: str) -> tuple[SplitRun, str]:
             return _lost(plan, *titled[title], side_by_side.ENDED)
 
         done = list(plan.do(tasks, num_processes, killed).values())
@@ -112,14 +112,14 @@ def check_saves(plan: RunPlan, splits: Mapping[int, Split], seeds: Sequence[int]
         FileFormatError: If a checkpoint is damaged, foreign or newer.
         OptionError: If there is one and the runs are not to go on.
     """
-    runs = [plan.within(Run.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
+    runs = [plan.within(SplitRun.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
     plans = runs if len(runs) > 1 else [plan]
     resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
 
 
 def _run_beside(
     plan: RunPlan, title: str, rows: Split, seed: int, out: Path, say: Say
-) -> tuple[Run, str]:
+) -> tuple[SplitRun, str]:
     """A run whose every line says which it is, as those of the others come between them."""
     plan = dataclasses.replace(plan, say=lambda line: say(f"{title}: {line}"))
     with plain_notes():
@@ -134,11 +134,11 @@ def _description(rows: Split, seed: int) -> str:
     )
 
 
-def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
+def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[SplitRun, str]:
     """A run, and why its report is not in its folder; empty if it is there."""
-    folder = out / Run.without_posteriors(rows, seed, {}).folder
+    folder = out / SplitRun.without_posteriors(rows, seed, {}).folder
     try:
-        plan_of_run = plan.within(Run.without_posteriors(rows, seed, {}))
+        plan_of_run = plan.within(SplitRun.without_posteriors(rows, seed, {}))
         done = plan_of_run.run(plan.models(rows, seed), rows, seed, folder)
     except OtherRunError:
         raise
@@ -146,13 +146,13 @@ def _run(plan: RunPlan, rows: Split, seed: int, out: Path) -> tuple[Run, str]:
         why = why_lost(error)
         plan.say(f"No comparison: {why}")
         return _lost(plan, rows, seed, why)
-    return Run.of(done.comparison, done.lost), done.why
+    return SplitRun.of(done.comparison, done.lost), done.why
 
 
-def _lost(plan: RunPlan, rows: Split, seed: int, why: str) -> tuple[Run, str]:
-    return Run.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
+def _lost(plan: RunPlan, rows: Split, seed: int, why: str) -> tuple[SplitRun, str]:
+    return SplitRun.without_posteriors(rows, seed, dict.fromkeys(plan.engines, why)), ""
 
 
-def _lost_lines(runs: Sequence[Run]) -> list[str]:
+def _lost_lines(runs: Sequence[SplitRun]) -> list[str]:
     """A line for every method that has no posterior in a run."""
     return [f"{run.name}: {name}: {why}" for run in runs for name, why in run.lost.items()]

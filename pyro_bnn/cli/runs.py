@@ -35,7 +35,7 @@ from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report import (
     Comparison,
-    Run,
+    SplitRun,
     reference,
 )
 from pyro_bnn.report.compare import Alone, compare_all
@@ -140,7 +140,7 @@ class RunPlan:
             device=how.device,
         )
 
-    def within(self, run: Run) -> RunPlan:
+    def within(self, run: SplitRun) -> RunPlan:
         """The plan of one run of several, which is saved in a folder of its own."""
         return dataclasses.replace(self, saves=self.saves.within(run.folder))
 

@@ -1,4 +1,4 @@
-"""What the numbers of a `Judged` carry, in sentences: nothing that is below its standard error."""
+"""What numbers of classifiers carry, in sentences: nothing that is below its standard error."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.beyond.estimate import ERRORS
 from pyro_bnn.report.verdicts.advice import listed
+from pyro_bnn.report.verdicts.statement import Answer, Statement
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.beyond.judged import Judged
+    from pyro_bnn.report.beyond.numbers import TrustNumbers
 
 OOD_SCORE = "entropy"
 
 
-def answer(found: Judged) -> tuple[str, list[tuple[str, str]]]:
+def answer(found: TrustNumbers) -> Answer:
     """A headline, and statements with a label each."""
-    return headline(found), list(statements(found))
+    return Answer(headline(found), tuple(Statement(*one) for one in statements(found)))
 
 
-def headline(found: Judged) -> str:
+def headline(found: TrustNumbers) -> str:
     """Which methods are not behind."""
     ahead = _tied(found.ranking)
     everywhere = [name for name in ahead if name in _tied(found.shifted_ranking or found.ranking)]
@@ -41,7 +42,7 @@ def headline(found: Judged) -> str:
     return f"Not behind on the test {found.noun}{where}: {listed(everywhere)}{rest}"
 
 
-def statements(found: Judged) -> Iterator[tuple[str, str]]:
+def statements(found: TrustNumbers) -> Iterator[tuple[str, str]]:
     """One a question: scores, corruption, calibration, rejection, unknown inputs, attack."""
     yield f"Test {found.noun}", _scores(found.ranking, found.table)
     if found.conditions:
@@ -63,9 +64,9 @@ def statements(found: Judged) -> Iterator[tuple[str, str]]:
         )
 
 
-def text_summary(found: Judged) -> str:
+def text_summary(found: TrustNumbers) -> str:
     """The answer and the main numbers for a terminal."""
-    title, lines = answer(found)
+    title, lines, _ = answer(found)
     table = found.table
     rows = [
         f"  {name:<32} {with_error(row['log_score'], row['log_score_se']):>20} "
@@ -73,7 +74,9 @@ def text_summary(found: Judged) -> str:
         for name, row in table.iterrows()
     ]
     head = f"  {'method':<32} {'log score':>20} {'accuracy':>8} {'ECE':>8} {'floor':>8}"
-    return "\n".join([title + ".", "", *(f"{k}: {v}" for k, v in lines), "", head, *rows])
+    return "\n".join(
+        [title + ".", "", *(f"{one.label}: {one.text}" for one in lines), "", head, *rows]
+    )
 
 
 def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""The figures of a `Judged`, each with its caption and its words for readers who cannot see it."""
+"""Figures of classifiers, each with its caption and its words for readers who cannot see it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pyro_bnn.plotting.theme import (
     styles,
     wrap_name,
 )
-from pyro_bnn.report.beyond.judged import TEST
+from pyro_bnn.report.beyond.numbers import TEST
 from pyro_bnn.report.beyond.scored import ENTROPY
 from pyro_bnn.report.plots.figures import Plot
-from pyro_bnn.report.plots.panels import Drawn
+from pyro_bnn.report.plots.panels import DrawnFigure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyro_bnn.plotting.theme import Style
-    from pyro_bnn.report.beyond.judged import Judged
+    from pyro_bnn.report.beyond.numbers import TrustNumbers
     from pyro_bnn.report.tables.metric import Record
 
 MOST_POINTS = 400  # of a curve
 
 
-def _rejection(found: Judged) -> Drawn:
+def _rejection(found: TrustNumbers) -> DrawnFigure:
     """Accuracy of the rows kept, of the first fit of each method."""
     own = styles(found.names)
     with canvas(6.2, 4.2) as (figure, (ax,)):
@@ -50,7 +50,7 @@ def _rejection(found: Judged) -> Drawn:
         ax.set_ylabel("accuracy of the rows kept")
         ax.legend()
     first = found.names[0]
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Rows are kept in the order of the entropy of the mean probabilities; at the right all of "
         "them. Of the first fit of each method; the table of rejection has the errors of the area "
@@ -60,7 +60,7 @@ def _rejection(found: Judged) -> Drawn:
     )
 
 
-def _calibration(found: Judged) -> Drawn:
+def _calibration(found: TrustNumbers) -> DrawnFigure:
     """The calibration error beside what a calibrated method has."""
     tables = {f"test {found.noun}": found.table}
     if found.conditions:
@@ -78,7 +78,7 @@ def _calibration(found: Judged) -> Drawn:
             ax.locator_params(axis="x", nbins=5)
             name_rows(ax, list(found.names))
     first = found.table.iloc[0]
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Bars are two standard errors; the grey line is the floor, about the mean of the error "
         "where the probabilities are right: of methods whose probabilities are right about half "
@@ -88,7 +88,7 @@ def _calibration(found: Judged) -> Drawn:
     )
 
 
-def _shift(found: Judged) -> Drawn:
+def _shift(found: TrustNumbers) -> DrawnFigure:
     """Log score of each corruption against its severity."""
     table, own = found.by_condition.sort_values("severity", kind="stable"), styles(found.names)
     kinds = list(dict.fromkeys(found.by_condition["kind"]))
@@ -119,7 +119,7 @@ def _shift(found: Judged) -> Drawn:
             handles, [wrap_name(label, 30) for label in labels], loc="outside upper center", ncols=3
         )
     best = found.shifted_ranking[0]
-    return Drawn(
+    return DrawnFigure(
         figure,
         "The same noise for every method. Bars are two standard errors. Differences of methods "
         "have smaller ones, as the images are the same: see the table of each corruption.",
@@ -128,7 +128,7 @@ def _shift(found: Judged) -> Drawn:
     )
 
 
-def _unknown(found: Judged) -> Drawn:
+def _unknown(found: TrustNumbers) -> DrawnFigure:
     """AUROC of each score and method."""
     table, own = found.unknown, styles(found.names)
     scores = list(dict.fromkeys(table["score"]))
@@ -145,7 +145,7 @@ def _unknown(found: Judged) -> Drawn:
             name_rows(ax, list(found.names))
         hide_unused(axes, len(scores), columns)
     of = table[table["score"] == ENTROPY].set_index("method")["auroc"]
-    return Drawn(
+    return DrawnFigure(
         figure,
         f"How well each score tells {found.ood_name} from the test images: 1 is perfect, 0.5 (the "
         "line) knows nothing. Bars are two standard errors over images of both data sets.",

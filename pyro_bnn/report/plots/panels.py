@@ -41,7 +41,7 @@ STATUS = {
 """How methods are drawn where the answer is read from: by what the verdicts say of them."""
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     """A figure and its words.
 
     Attributes:

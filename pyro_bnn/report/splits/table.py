@@ -25,7 +25,7 @@ from pyro_bnn.report.tables.table import in_units
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.splits.run import Run
+    from pyro_bnn.report.splits.run import SplitRun
 
 NAN = float("nan")
 NOTHING = OverSplits(mean=NAN)
@@ -62,23 +62,23 @@ class Standing:
     num_best: int = 0
 
 
-def common_runs(runs: Sequence[Run]) -> list[Run]:
+def common_runs(runs: Sequence[SplitRun]) -> list[SplitRun]:
     """The runs that have every method which has any run: averages are over these alone."""
     present = {str(name) for run in runs for name in run.methods}
     return [run for run in runs if present and present <= set(run.methods)]
 
 
-def count_splits(runs: Sequence[Run]) -> int:
+def count_splits(runs: Sequence[SplitRun]) -> int:
     """How many different splits there are."""
     return len({run.split for run in runs})
 
 
-def correction(runs: Sequence[Run]) -> float:
+def correction(runs: Sequence[SplitRun]) -> float:
     """Test over training rows, averaged over runs: the correction of paired differences."""
     return float(np.mean([run.num_test / run.num_train for run in runs])) if runs else NAN
 
 
-def by_split(runs: Sequence[Run], name: str, key: str) -> list[Float[np.ndarray, " R"]]:
+def by_split(runs: Sequence[SplitRun], name: str, key: str) -> list[Float[np.ndarray, " R"]]:
     """Values of a method's column: an array over seeds for each split, in the order of splits."""
     splits = sorted({run.split for run in runs})
     return [
@@ -87,7 +87,7 @@ def by_split(runs: Sequence[Run], name: str, key: str) -> list[Float[np.ndarray,
     ]
 
 
-def standings(runs: Sequence[Run]) -> list[Standing]:
+def standings(runs: Sequence[SplitRun]) -> list[Standing]:
     """All methods by mean held-out log score, best first; methods without a run are last."""
     common = common_runs(runs)
     names = list(dict.fromkeys(name for run in runs for name in (*run.methods, *run.lost)))
@@ -123,7 +123,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
 
 
 def make_run_table(
-    runs: Sequence[Run], places: Sequence[Standing], task: str, units: str
+    runs: Sequence[SplitRun], places: Sequence[Standing], task: str, units: str
 ) -> pd.DataFrame:
     """All averages, a row a method in the order of the standings.
 

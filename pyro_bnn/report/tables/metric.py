@@ -127,8 +127,10 @@ class Metric:
         )
 
 
-def value_of(value: Value, source: Any) -> Any:
+def value_of(value: Value | None, source: Any) -> Any:
     """The number that attributes lead to, or that a function gives; None where there is none."""
+    if value is None:
+        return None
     if not isinstance(value, str):
         return value(source)
     for name in value.split("."):

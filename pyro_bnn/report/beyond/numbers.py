@@ -18,7 +18,7 @@ from pyro_bnn.errors import DataError
 from pyro_bnn.report.beyond.estimate import (
     Estimate,
     Resampled,
-    Rows,
+    RowNumbers,
     mean_of,
     of_seeds,
     resampled,
@@ -26,8 +26,10 @@ from pyro_bnn.report.beyond.estimate import (
     told_from_constant,
 )
 from pyro_bnn.report.beyond.images import Condition
-from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, of_pairs
+from pyro_bnn.report.beyond.metrics import ACCURACY, OF_TEST_ROWS, RESAMPLED, SCORE
+from pyro_bnn.report.beyond.scored import Scored, of_pairs
 from pyro_bnn.report.evaluation.units import to_numpy
+from pyro_bnn.report.tables.metric import Metric, value_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,7 @@ Samples: TypeAlias = Mapping[str, Mapping[str, Resampled]]
 """Numbers by method and name."""
 
 
-class Judged:
+class TrustNumbers:
     """Classifiers on test rows, corrupted, unknown and attacked ones.
 
     Methods are RANKED by the log score only; all else is shown with its error, and the paired
@@ -108,7 +110,7 @@ class Judged:
         the other, both ways.
         """
         rows = len(self.labels)
-        samples = self._samples((*NUMBERS, *MORE), TEST, self.labels)
+        samples = self._samples(OF_TEST_ROWS, TEST, self.labels)
         numbers = _compared(samples)
         told = told_from([of["augrc"] for of in samples.values()])[0]
         for limit, (name, own) in zip(told, self.fits.items(), strict=True):
@@ -143,7 +145,7 @@ class Judged:
         samples = {
             name: {
                 number.key: mean_of([of[name][number.key] for of in self._under_each])
-                for number in NUMBERS
+                for number in RESAMPLED
             }
             for name in self.names
         }
@@ -169,7 +171,7 @@ class Judged:
     def _under_each(self) -> list[Samples]:
         """Numbers under each corruption, on the same resamples of the images."""
         return [
-            self._samples(NUMBERS, condition.name, self.labels[: len(condition.x)])
+            self._samples(RESAMPLED, condition.name, self.labels[: len(condition.x)])
             for condition in self.conditions
         ]
 
@@ -228,7 +230,7 @@ class Judged:
         first = next(iter(self.fits.values()))[0]
         y = self.labels[: len(first[MOVED].probs)]
         by_key = {"before": TEST, "control": CONTROL, "moved": MOVED}
-        every = {key: self._samples(NUMBERS[:2], where, y) for key, where in by_key.items()}
+        every = {key: self._samples((SCORE, ACCURACY), where, y) for key, where in by_key.items()}
         for name in self.names:
             row: dict[str, float] = {}
             for key, samples in every.items():
@@ -238,7 +240,7 @@ class Judged:
             found[name] = row | _pair("lost", moved.minus(control))
         return _frame(found)
 
-    def _samples(self, numbers: Sequence[Number], where: str, y: Int[np.ndarray, " N"]) -> Samples:
+    def _samples(self, numbers: Sequence[Metric], where: str, y: Int[np.ndarray, " N"]) -> Samples:
         """Numbers of every method, of the first rows of some, whose classes are given."""
         return {
             name: {
@@ -296,17 +298,17 @@ def _ranking(fits: Mapping[str, Sequence[Fit]], where: Sequence[str]) -> list[Ra
     )
 
 
-def _on(scored: Scored, number: Number, y: Int[np.ndarray, " N"]) -> Callable[[Rows], float]:
-    return lambda rows: number.of(scored, y, rows)
+def _on(scored: Scored, number: Metric, y: Int[np.ndarray, " N"]) -> Callable[[RowNumbers], float]:
+    return lambda rows: float(value_of(number.value, scored.at(rows, y)))
 
 
-def _mean_of(values: Float[np.ndarray, " N"]) -> Callable[[Rows], float]:
+def _mean_of(values: Float[np.ndarray, " N"]) -> Callable[[RowNumbers], float]:
     return lambda rows: float(values[rows].mean())
 
 
 def _told_apart(
     fit: Fit, score: str, measure: Callable[..., float], num_known: int
-) -> Callable[[Rows], float]:
+) -> Callable[[RowNumbers], float]:
     known, unknown = fit[TEST].novelty[score], fit[UNKNOWN].novelty[score]
     return lambda rows: measure(
         known[rows[rows < num_known]], unknown[rows[rows >= num_known] - num_known]
