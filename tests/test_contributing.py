@@ -1,14 +1,15 @@
-"""CONTRIBUTING.md: its guide obeys the laws, its test passes, its commands exist."""
+"""CONTRIBUTING.md: its examples do what it says of them, its commands exist."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -25,9 +26,15 @@ from pyro_bnn.cli.terminal import USAGE_ERROR
 from pyro_bnn.data import from_arrays
 from pyro_bnn.guides import Guide
 from pyro_bnn.likelihoods import Likelihood
+from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.tables import metrics, table
+from pyro_bnn.report.tables.metric import SCORES
+from pyro_bnn.report.verdicts import calibration_verdicts, merits, verdicts
+from pyro_bnn.report.verdicts.verdict import Judged, rules_of
 from tests import command_line, laws
 from tests.laws import MakeGuide, Problem, problem
 from tests.likelihoods import test_laws
+from tests.report.conjugate import LinearPosterior, regression_split
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -37,11 +44,14 @@ GUIDE, TEST = "guides/laplace.py", "tests/guides/test_laplace.py"
 LIKELIHOOD = "pyro_bnn/likelihoods/laplace.py"
 TEST_OF_LIKELIHOOD = "tests/likelihoods/test_laplace.py"
 OPTION = "pyro_bnn/cli/commands/predict.py"
+METRICS = "pyro_bnn/report/tables/metrics.py"
+VERDICTS = "pyro_bnn/report/verdicts/calibration_verdicts.py"
 
 
-def run(path: str) -> ModuleType:
-    """The code of a file as a module."""
+def run(path: str, names: Mapping[str, Any] | None = None) -> ModuleType:
+    """The code of a file as a module; in a file that is there, with the names that it has."""
     module = ModuleType(path.removesuffix(".py").replace("/", "."))
+    vars(module).update(names or {})
     exec(compile(CODE[path], path, "exec"), module.__dict__)
     return module
 
@@ -233,3 +243,42 @@ def test_commands_are_those_of_the_command_line() -> None:
     for name, rest in lines:
         options = {opt for p in group.commands[name].params for opt in p.opts}
         assert set(re.findall(r"--[a-z-]+", rest)) <= options
+
+
+def two_fits() -> Comparison:
+    split = regression_split()
+    return compare({"a": LinearPosterior(split), "b": LinearPosterior(split, spread=0.5)}, split)
+
+
+def test_its_column_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = run(METRICS, vars(metrics)).WORST
+    place = 1 + [other.key for other in metrics.METRICS].index("log_score")
+    every = [*metrics.METRICS[:place], metric, *metrics.METRICS[place:]]
+    monkeypatch.setattr(table, "METRICS", every)
+    monkeypatch.setattr(table, "ON_PAGE", metrics.in_order_of_the_page(every))
+    comparison = two_fits()
+    for name, entry in comparison.evaluations.items():
+        expected = min(entry.held_out.log_score)
+        assert comparison.table.loc[name, "worst_row"] == expected
+    titles = [column.title for column in table.sections(comparison.units, "regression")[SCORES]]
+    assert titles[titles.index("log score") + 1] == "worst row"
+    assert "worst row" in repr(comparison)
+
+
+def test_its_verdict_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = run(VERDICTS, vars(calibration_verdicts))
+    rule = module.outliers
+    assert rules_of(module) == [*rules_of(calibration_verdicts), rule]
+    for where in (verdicts, merits):
+        monkeypatch.setattr(where, "RULES", [*verdicts.RULES, rule])
+    comparison = two_fits()
+    entries = list(comparison.evaluations.values())
+    scores = entries[0].held_out.log_score
+    monkeypatch.setattr(module, "MOST_LOST", np.median(scores) - scores.min() + 1e-9)
+    assert not [v for v in rule.verdicts(Judged(entries[:1], None)) if "a:" in v.text]
+    monkeypatch.setattr(module, "MOST_LOST", 0.1)
+    found = [v for v in two_fits().findings if v.kind == "outliers"]
+    assert [v.methods for v in found] == [("a",), ("b",)]
+    assert found[0].text.startswith("a: its worst row is ")
+    assert found[0].text.endswith("; look at these rows, or take a likelihood with heavier tails.")
+    assert two_fits().answer.status == comparison.answer.status  # a caveat

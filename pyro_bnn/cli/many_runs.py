@@ -112,7 +112,9 @@ def check_saves(plan: RunPlan, splits: Mapping[int, Split], seeds: Sequence[int]
         FileFormatError: If a checkpoint is damaged, foreign or newer.
         OptionError: If there is one and the runs are not to go on.
     """
-    runs = [plan.within(SplitRun.without_posteriors(r, s, {})) for r in splits.values() for s in seeds]
+    runs = [
+        plan.within(SplitRun.without_posteriors(r, s, {})) for r in splits.values() for s in seeds
+    ]
     plans = runs if len(runs) > 1 else [plan]
     resuming.check(plan.saves, [save for one in plans for save in one.saves_of_each().values()])
 

@@ -9,23 +9,8 @@ import pandas as pd
 import pytest
 
 from pyro_bnn.plotting.numbers import with_error
-from pyro_bnn.report import Comparison
-from pyro_bnn.report.tables import metrics, table
+from pyro_bnn.report.tables import metrics
 from pyro_bnn.report.tables.metric import Metric, value_of
-
-
-def test_a_new_column_is_one_entry(regression: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    wall = Metric(
-        "halved", lambda method: method.entry.num_draws / 2, "half the draws",
-        "Half of the draws.", section=metrics.COST,
-    )  # fmt: skip
-    monkeypatch.setattr(table, "METRICS", [*metrics.METRICS, wall])
-    monkeypatch.setattr(table, "ON_PAGE", [*metrics.ON_PAGE, wall])
-    entries, task = list(regression.evaluations.values()), regression.split.task
-    numbers = table.make_table(entries, regression.ranking, regression.units, task)
-    assert (numbers["halved"] == numbers["draws"] / 2).all()
-    *_, column = table.sections(regression.units, task)[metrics.COST]
-    assert (column.title, column.cell({"halved": 12.0})) == ("half the draws", "12.0")
 
 
 def test_an_error_is_declared_and_not_guessed_from_its_name() -> None:

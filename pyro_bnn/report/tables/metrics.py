@@ -314,7 +314,8 @@ FIRST: dict[str, Text] = {
 """Numbers of the table that is read first, and how they read there."""
 
 
-def _in_order_of_the_page(metrics: Iterable[Metric]) -> list[Metric]:
+def in_order_of_the_page(metrics: Iterable[Metric]) -> list[Metric]:
+    """Metrics with those moved that stand behind another."""
     metrics = list(metrics)
     ordered = [metric for metric in metrics if not metric.after]
     for metric in metrics:
@@ -323,4 +324,4 @@ def _in_order_of_the_page(metrics: Iterable[Metric]) -> list[Metric]:
     return ordered
 
 
-ON_PAGE = _in_order_of_the_page(METRICS)
+ON_PAGE = in_order_of_the_page(METRICS)
