@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from pyro_bnn.diagnostics.scores import accuracy, brier
 from pyro_bnn.diagnostics.trust.calibration_error import (
@@ -10,7 +14,7 @@ from pyro_bnn.diagnostics.trust.calibration_error import (
     equal_mass_ece,
     smooth_ece,
 )
-from pyro_bnn.diagnostics.trust.selective import selective_risk
+from pyro_bnn.diagnostics.trust.selective import SelectiveRisk, selective_risk
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.beyond.scored import LabelledRows
 from pyro_bnn.report.tables.metric import Metric
@@ -44,39 +48,24 @@ def mean_log_score(rows: LabelledRows) -> float:
     return float(rows.log_score.mean())
 
 
-def share_right(rows: LabelledRows) -> float:
-    """Share of rows whose likeliest class is right."""
-    return accuracy(rows.probs, rows.labels)
+def of_probs(measure: Callable[..., Any]) -> Callable[[LabelledRows], float]:
+    """The mean over rows of what the probabilities and the classes have."""
+    return lambda rows: float(np.mean(measure(rows.probs, rows.labels)))
 
 
-def mean_brier(rows: LabelledRows) -> float:
-    """Squared error of the probabilities."""
-    return float(brier(rows.probs, rows.labels).mean())
-
-
-def ece(rows: LabelledRows) -> float:
-    """Calibration error of bins of equal mass."""
-    return equal_mass_ece(rows.probs, rows.labels)
-
-
-def smooth(rows: LabelledRows) -> float:
-    """Calibration error without bins."""
-    return smooth_ece(rows.probs, rows.labels)
-
-
-def classwise(rows: LabelledRows) -> float:
-    """Calibration error of the classes."""
-    return classwise_ece(rows.probs, rows.labels)
+def rejection(rows: LabelledRows) -> SelectiveRisk:
+    """Errors over shares of rows kept by entropy."""
+    return selective_risk(rows.entropy, rows.probs.argmax(1) == rows.labels)
 
 
 def augrc(rows: LabelledRows) -> float:
-    """Joint risk over shares of rows kept by entropy."""
-    return selective_risk(rows.entropy, rows.probs.argmax(1) == rows.labels).augrc
+    """Joint risk over shares of rows kept."""
+    return rejection(rows).augrc
 
 
 def aurc(rows: LabelledRows) -> float:
-    """Error rate over shares of rows kept by entropy."""
-    return selective_risk(rows.entropy, rows.probs.argmax(1) == rows.labels).aurc
+    """Error rate over shares of rows kept."""
+    return rejection(rows).aurc
 
 
 SCORE = Metric(
@@ -91,10 +80,11 @@ SEEDS = Metric(
     "log_score_seeds_se", None, "over seeds",
     "The part of the error of fits of other seeds; none of one fit.", unit=NATS, text=over_seeds,
 )  # fmt: skip
-ACCURACY = Metric("accuracy", share_right, "accuracy", text=share)
-BRIER = Metric("brier", mean_brier, "Brier score", "0 to 2, lower is better.", text=estimate)
+ACCURACY = Metric("accuracy", of_probs(accuracy), "accuracy", text=share)
+BRIER = Metric("brier", of_probs(brier), "Brier score", "0 to 2, lower is better.", text=estimate)
 ECE = Metric(
-    "ece", ece, "ECE", "Calibration error of the largest probability, equal-mass bins.",
+    "ece", of_probs(equal_mass_ece), "ECE",
+    "Calibration error of the largest probability, equal-mass bins.",
     text=estimate,
 )  # fmt: skip
 FLOOR = Metric("floor", None, "floor", "About what ECE is where the probabilities are right.")
@@ -107,10 +97,11 @@ NEVER_RANKED = "Shown beside their errors, never ranked by; the floor is of the 
 
 CALIBRATION = (
     ECE, FLOOR,
-    Metric("smooth_ece", smooth, "smooth ECE",
+    Metric("smooth_ece", of_probs(smooth_ece), "smooth ECE",
            "The same without bins, smoothed by its own width.", text=estimate),
     Metric("smooth_floor", None, "its floor", "About what smooth ECE is where they are right."),
-    Metric("classwise_ece", classwise, "class-wise ECE", "Mean over classes of each one's error.",
+    Metric("classwise_ece", of_probs(classwise_ece), "class-wise ECE",
+           "Mean over classes of each one's error.",
            text=estimate),
     Metric("debiased_ece2", None, "debiased ECE squared",
            "About 0, on either side, if calibrated."),

@@ -159,13 +159,13 @@ class TrustNumbers:
         """Numbers of each corruption: a row a kind, severity and method."""
         import pandas as pd
 
-        found = []
+        rows = []
         for condition, samples in zip(self.conditions, self._under_each, strict=True):
             for name, numbers in _compared(samples).items():
                 where = {"kind": condition.kind, "severity": condition.severity, "method": name}
                 floor = _floor(fit[condition.name] for fit in self.fits[name])
-                found.append(where | numbers | {"floor": floor})
-        return pd.DataFrame(found)
+                rows.append(where | numbers | {"floor": floor})
+        return pd.DataFrame(rows)
 
     @cached_property
     def _under_each(self) -> list[Samples]:
@@ -194,7 +194,7 @@ class TrustNumbers:
             "fpr95_known": lambda a, b: fpr95(a, b, positive="known"),
             "fpr95_unknown": lambda a, b: fpr95(a, b, positive="unknown"),
         }
-        found = []
+        rows = []
         first = next(iter(self.fits.values()))[0]
         for score in first[TEST].novelty:
             of = {
@@ -218,15 +218,15 @@ class TrustNumbers:
                 gap = of[name]["auroc"].minus(of[best]["auroc"])
                 row |= _pair("auroc_gap", gap if name != best else Estimate(0.0, 0.0))
                 row |= {"auroc_told": alone[place], "auroc_gap_told": told[place]}
-                found.append(row)
-        return pd.DataFrame(found)
+                rows.append(row)
+        return pd.DataFrame(rows)
 
     @cached_property
     def attacked(self) -> pd.DataFrame:
         """Log scores and accuracy of the attacked rows, and where they were moved at random."""
         if self.epsilon is None:
             return _frame({})
-        found: dict[str, dict[str, float]] = {}
+        rows: dict[str, dict[str, float]] = {}
         first = next(iter(self.fits.values()))[0]
         y = self.labels[: len(first[MOVED].probs)]
         by_key = {"before": TEST, "control": CONTROL, "moved": MOVED}
@@ -237,8 +237,8 @@ class TrustNumbers:
                 row |= _pair(key, samples[name]["log_score"].estimate)
                 row |= _pair(f"{key}_accuracy", samples[name]["accuracy"].estimate)
             moved, control = (every[key][name]["log_score"] for key in ("moved", "control"))
-            found[name] = row | _pair("lost", moved.minus(control))
-        return _frame(found)
+            rows[name] = row | _pair("lost", moved.minus(control))
+        return _frame(rows)
 
     def _samples(self, numbers: Sequence[Metric], where: str, y: Int[np.ndarray, " N"]) -> Samples:
         """Numbers of every method, of the first rows of some, whose classes are given."""
@@ -257,15 +257,15 @@ def _compared(samples: Samples) -> dict[str, dict[str, float]]:
     The best is by the log score, whatever the number.
     """
     best = max(samples, key=lambda name: samples[name]["log_score"].estimate.value)
-    found: dict[str, dict[str, float]] = {}
+    numbers: dict[str, dict[str, float]] = {}
     for name, own in samples.items():
-        found[name] = {}
+        numbers[name] = {}
         for key, one in own.items():
-            found[name] |= _pair(key, one.estimate)
-            found[name][f"{key}_seeds_se"] = one.estimate.seeds_error
+            numbers[name] |= _pair(key, one.estimate)
+            numbers[name][f"{key}_seeds_se"] = one.estimate.seeds_error
             gap = one.minus(samples[best][key])
-            found[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
-    return found
+            numbers[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
+    return numbers
 
 
 def _ranking(fits: Mapping[str, Sequence[Fit]], where: Sequence[str]) -> list[Ranked]:
@@ -327,7 +327,7 @@ def _scaled(
     with np.errstate(divide="ignore"):
         logits = np.log(scored.probs)
     halves = np.arange(len(y)) % 2 == 0
-    gains, found = np.full(len(y), np.nan), []
+    gains, scales = np.full(len(y), np.nan), []
     if len(y) < 2:  # a half would be empty
         return NAN, NAN, gains
     for half in (halves, ~halves):
@@ -335,12 +335,12 @@ def _scaled(
             scale = temperature_scaling(logits[half], y[half])
         except DataError:  # no temperature is best: every row is right, or one impossible
             return NAN, NAN, gains
-        found.append(scale)
+        scales.append(scale)
         other = np.flatnonzero(~half)
         with np.errstate(divide="ignore"):
             after = np.log(scale.apply(logits[other])[np.arange(len(other)), y[other]])
         gains[other] = after - logits[other, y[other]]
-    one, two = found
+    one, two = scales
     mean = (one.temperature + two.temperature) / 2
     return mean, math.hypot(one.error, two.error) / 2, gains
 

@@ -78,21 +78,21 @@ def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[st
     """
     posteriors = {entry.name: entry.posterior for entry in evaluations}
     models = shared_models(posteriors)
-    found: dict[str, dict[str, Any]] = {
+    columns: dict[str, dict[str, Any]] = {
         name: {"model": model.label, "model_number": float("nan") if len(models) == 1 else place}
         for place, model in enumerate(models, start=1)
         for name in model.methods
     }
     for evidence, names in enumerate(shared_evidences(posteriors), start=1):
         for name in names:
-            found[name]["evidence"] = evidence
+            columns[name]["evidence"] = evidence
     for entry in evaluations:
         is_measured = reference is not None and entry.at_rows is not None
         is_same = is_measured and same_posterior(entry.posterior, posteriors[str(reference)])
-        found[entry.name]["reference_model"] = (
+        columns[entry.name]["reference_model"] = (
             "" if not is_measured else "same" if is_same else "other"
         )
-    return found
+    return columns
 
 
 def sections(units: Units, task: str) -> dict[str, list[Metric]]:
