@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.report.beyond.answer import answer
 from pyro_bnn.report.beyond.metrics import (
-    ACCURACY,
     ATTACKED,
-    AUGRC,
-    BRIER,
     CALIBRATION,
-    ECE,
-    FLOOR,
-    GAP,
     NEVER_RANKED,
     REJECTION,
-    SCORE,
+    ROWS,
     SEEDS,
     UNKNOWN,
 )
@@ -31,20 +25,19 @@ if TYPE_CHECKING:
 
 def tables(results: TrustNumbers) -> Iterator[PageTable]:
     """All tables, that of the test rows first."""
-    own = [SCORE, GAP, SEEDS, ACCURACY, BRIER, ECE, FLOOR, AUGRC]
-    if results.num_fits == 1:
-        own.remove(SEEDS)
+    of_a_fit = [column for column in ROWS if column is not SEEDS]
+    columns = of_a_fit if results.num_fits == 1 else ROWS
     draws = f"{results.num_draws:,} draws, {_fits(results)}."
     rows = f"{len(results.split.test):,} {results.noun}, {draws}"
     yield PageTable(
-        f"Test {results.noun}", own, results.table, caption=f"{rows} ± is one standard error."
+        f"Test {results.noun}", columns, results.table, caption=f"{rows} ± is one standard error."
     )
     if results.conditions:
         caption = (
             f"Mean over {len(results.conditions)} corruptions (kinds and severities) of the number "
             f"of each, of the first {len(results.conditions[0].x):,} test images. {NEVER_RANKED}"
         )
-        yield PageTable("Corrupted", own, results.shifted, caption=caption)
+        yield PageTable("Corrupted", columns, results.shifted, caption=caption)
     yield PageTable("Calibration", CALIBRATION, results.table, ordered_by="", caption=NEVER_RANKED)
     yield PageTable("Rejection", REJECTION, results.table, ordered_by="", caption=NEVER_RANKED)
     if results.ood_name is not None:
@@ -55,13 +48,12 @@ def tables(results: TrustNumbers) -> Iterator[PageTable]:
         title = f"Attack of {results.epsilon:g} of the largest pixel"
         yield PageTable(title, ATTACKED, results.attacked, ordered_by="")
     if results.conditions:
-        columns = [SCORE, GAP, ACCURACY, BRIER, ECE, FLOOR, AUGRC]
         for kind, part in results.by_condition.groupby("kind", sort=False):
             names = part["method"] + ", severity " + part["severity"].astype(str)
             by_severity = part.set_index(names.rename("method"))
             by_severity = by_severity.drop(columns=["kind", "severity", "method"])
             title = str(kind).replace("-", " ").capitalize()
-            yield PageTable(title, columns, by_severity, ordered_by="")
+            yield PageTable(title, of_a_fit, by_severity, ordered_by="")
 
 
 def render(results: TrustNumbers, command: str, files: Sequence[str]) -> str:

@@ -28,14 +28,12 @@ def khat(value: float, error: float) -> str:
     return BEYOND if value > 1 else with_error(value, error)
 
 
-def difference(
-    mean: float, se: float, _: float, is_tied: bool, _p: float, *, decimals: int | None
-) -> str:
+def difference(mean: float, se: float, *_: float, tied: bool, decimals: int | None) -> str:
     """The difference to the best, and whether it is a tie."""
-    if mean == 0 and se == 0 and is_tied:
+    if mean == 0 and se == 0 and tied:
         return "best"
     text = with_error(mean, se, decimals=decimals)
-    return f"{text} (tied)" if is_tied else text
+    return f"{text} (tied)" if tied else text
 
 
 def loo(value: float, error: float, num_bad: float, *, decimals: int | None) -> str:
@@ -85,20 +83,10 @@ def ratio(
 
 
 def ratio_in_brief(
-    value: float, error: float, *_: float, reference_model: str, decimals: int | None
+    value: float, error: float, *, reference_model: str, decimals: int | None
 ) -> str:
     """The median of a ratio with its error."""
     return _marked(with_error(value, error, decimals=decimals), reference_model)
-
-
-def number_in_brief(value: float, *_: float, decimals: int | None) -> str:
-    """A number without what belongs to it."""
-    return number(value, decimals=decimals)
-
-
-def share_in_brief(value: float, *_: float) -> str:
-    """A share without what belongs to it."""
-    return percent(value)
 
 
 def _marked(text: str, reference_model: str) -> str:

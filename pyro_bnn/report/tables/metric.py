@@ -118,6 +118,11 @@ class Metric:
         """The same with its unit in words."""
         return replace(self, unit=units.get(self.unit, self.unit))
 
+    def in_brief(self, text: Text) -> Metric:
+        """The same without what belongs to it, but for its error."""
+        more = {name: value for name, value in self.more.items() if name == self.error}
+        return replace(self, text=text, more=more)
+
     def over_runs(self) -> Metric:
         """The column of the table of several runs."""
         assert self.runs is not None

@@ -308,10 +308,10 @@ METRICS = [
 
 FIRST: dict[str, Text] = {
     "difference": cells.difference, "log_score": with_error, "rmse": number, "accuracy": percent,
-    "coverage_95": cells.share_in_brief, "ece": cells.number_in_brief,
+    "coverage_95": percent, "ece": number,
     "sd_ratio": cells.ratio_in_brief, "sd_ratio_off_data": cells.ratio_in_brief, "seconds": number,
 }  # fmt: skip
-"""Numbers of the table that is read first, and how they read there."""
+"""Numbers of the table that is read first, and how each and its error read there."""
 
 
 def in_order_of_the_page(metrics: Iterable[Metric]) -> list[Metric]:

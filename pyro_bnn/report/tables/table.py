@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.diagnostics.ranking import Ranked
@@ -128,7 +127,7 @@ def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Metric
     metrics = {m.key: m for m in METRICS if m.meaning and task in m.tasks}
     in_words = {OF_Y: units.of_errors, OF_F: units.of_function}
     columns = [
-        replace(metrics[key].in_units(in_words), text=text)
+        metrics[key].in_brief(text).in_units(in_words)
         for key, text in FIRST.items()
         if key in metrics
     ]

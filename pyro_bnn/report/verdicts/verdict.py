@@ -79,11 +79,6 @@ CAVEAT = ""
 """A verdict that keeps a method from nothing."""
 
 
-def nothing(_: Judged) -> Iterable[Said]:
-    """Finds nothing."""
-    return ()
-
-
 @dataclass(frozen=True)
 class VerdictRule:
     """One check: what it looks for, and all its words; it decorates the function that finds it.
@@ -108,7 +103,7 @@ class VerdictRule:
     against: str = CAVEAT
     fault: Fault | None = None
     advise: Callable[[Evaluation], str] | None = None
-    find: Callable[[Judged], Iterable[Said]] = nothing
+    find: Callable[[Judged], Iterable[Said]] = lambda _: ()
 
     def of_all(self, find: Callable[[Judged], Iterable[Said]]) -> VerdictRule:
         """The rule whose verdicts a function finds, on several methods together."""
