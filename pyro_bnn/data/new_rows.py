@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.arrays import listed
-from pyro_bnn.data.fields import Fields, TextRows, number
+from pyro_bnn.data.fields import TRUTH_VALUES, Fields, TextRows, number
 from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
@@ -95,7 +95,10 @@ def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor
     """The position of each field among the class names, spelled as these or as a number."""
     place = {class_name: label for label, class_name in enumerate(class_names)}
     text = fields.as_text(name)
-    labels = text.each(place.get(value, place.get(_whole(value), -1)) for value in text.values)
+    labels = text.each(
+        next((place[word] for word in _spellings(value) if word in place), -1)
+        for value in text.values
+    )
     fields.refuse(
         name,
         np.flatnonzero(labels < 0),
@@ -105,7 +108,11 @@ def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor
     return torch.tensor(labels)
 
 
-def _whole(text: str) -> str:
-    """A whole number or truth value as class names spell it: ``3`` for 3.0, ``True`` for TRUE."""
-    value = number(text, {})
-    return str(int(value)) if value.is_integer() else text.capitalize()
+def _spellings(text: str) -> Iterator[str]:
+    """How class names may spell a field: ``3.0`` is ``3``, ``1`` is ``True``, ``TRUE`` is ``1``."""
+    yield text
+    value = number(text)
+    if value.is_integer():
+        yield str(int(value))
+    if value in TRUTH_VALUES.values():
+        yield str(bool(value))

@@ -376,6 +376,20 @@ def _check_plate(whole: poutine.Trace, first_row: poutine.Trace) -> None:
         )
 
 
+def require_size_of_plate(plate: Any, num_data: int) -> None:
+    """Check that a plate with a size of its own has that of the data set.
+
+    Raises:
+        ModelError: If it has another, by which it would scale the likelihood.
+    """
+    if (size := plate.full_size) not in (None, plate.size, num_data):
+        raise ModelError(
+            f'the plate "data" has size {size:,}, and the data have {num_data:,} rows: each would '
+            f"count {size / num_data:.3g} times; give the plate the rows of the data, or leave its "
+            f"subsample_size= out, as batches of rows are scaled here{CORRECTED}"
+        )
+
+
 def data_plate(msg: Mapping[str, Any]) -> Any:
     """The plate ``"data"`` that the site ``"y"`` lies in."""
     return next(frame for frame in msg["cond_indep_stack"] if frame.name == "data")

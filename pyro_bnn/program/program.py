@@ -24,6 +24,7 @@ from pyro_bnn.program.contract import (
     check_run,
     data_plate,
     explained,
+    require_size_of_plate,
 )
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.elbo import elbo
@@ -98,6 +99,7 @@ class Program(Joint):
         """Check that rows are apart and have gradients, by a run with marks on the first."""
         many = self._at_many_rows(x, num_traced)
         check_run(first, many)
+        require_size_of_plate(data_plate(first.y), self.num_data)
         if data_plate(first.y).size == 1:  # not of a size of its own
             few = FewRows(self._run_on, self.constrain, self.initial, x, y)
             few.require_apart(self.model, first, many)

@@ -130,6 +130,16 @@ def test_a_class_that_the_fit_has_not_seen(path: Path) -> None:
         read_new_rows(path, COLUMNS[:1], "kind", ("ill", "well"))
 
 
+@pytest.mark.parametrize("names", [("0", "1"), ("False", "True")])
+def test_truth_values_are_zero_and_one_in_a_target_as_in_the_fit(
+    path: Path, names: tuple[str, ...]
+) -> None:
+    path.write_text("age,sold\n1,True\n2,1\n3,0\n4,FALSE\n5,1.0\n")
+    y = read_new_rows(path, COLUMNS[:1], "sold", names).y
+    assert y is not None
+    assert y.tolist() == [1, 1, 0, 0, 1]
+
+
 def test_a_missing_file(path: Path) -> None:
     with pytest.raises(DataError, match=re.escape(f"no file {str(path)!r}")):
         read_new_rows(path, COLUMNS)

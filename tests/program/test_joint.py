@@ -13,13 +13,13 @@ import torch
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.nn import PyroModule, PyroSample
-from pyro_bnn.infer.mcmc.potentials import potential_of
 from torch import Tensor, nn
 from torch.distributions import biject_to
 from torch.testing import assert_close
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.guides import AutoNormal
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.program import Batch, Joint, Program
 from pyro_bnn.program.elbo import elbo
 from tests.plain_pyro import default_dtype
