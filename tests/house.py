@@ -255,6 +255,8 @@ def vague_names(folder: Path) -> list[str]:
     found = []
     for module, path in python_files(folder).items():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Attribute | ast.ClassDef):
+                continue
             names = [node.attr] if isinstance(node, ast.Attribute) else []
             if isinstance(node, ast.ClassDef):
                 fields = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
-from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS, in_lockstep
+from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS, ChainsApart, in_lockstep
 from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
@@ -115,6 +115,7 @@ def test_the_draws_are_the_same_for_every_number_of_threads() -> None:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
             chains = lockstep(nuts_kernel, 64, 5)
+            assert isinstance(chains, ChainsApart)
             assert (chains._threads is None) == (num_threads == 1)
             run = sampling(chains, 64, draws=3_000)
             run.begin()
