@@ -1,4 +1,8 @@
-"""Data frames with columns of text, encoded and refused as the same table in a CSV file is."""
+"""Data frames with columns of text, encoded and refused as the same table in a CSV file is.
+
+Numbers stay in the dtype that pandas has them in; what is neither numbers nor categories is read
+as what it prints.
+"""
 
 from __future__ import annotations
 

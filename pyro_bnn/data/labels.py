@@ -1,4 +1,7 @@
-"""Class labels: which target is one, how it is coded 0 .. C-1, and what is refused."""
+"""Class labels: which target is one, how it is coded 0 .. C-1, and what is refused.
+
+Numbering is `numpy.unique`, as in scikit-learn's `LabelEncoder`; the rest is what neither refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Numbers of a table that is too large for the memory: in files without a name, on the disk.
 
+What pandas and pyarrow read is in memory as a whole, and so would be what a split makes of it.
 Nothing is left of such a file when the process ends, even if it is killed.
 """
 

@@ -1,4 +1,8 @@
-"""A table in a Parquet file, read by pyarrow: the same data set as that of its CSV."""
+"""A table in a Parquet file, read by pyarrow: the same data set as that of its CSV.
+
+What it declares is bounded first, and columns are read one by one: a large table is never whole in
+memory, and equal texts are one.
+"""
 
 from __future__ import annotations
 

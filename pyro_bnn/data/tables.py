@@ -1,4 +1,7 @@
-"""Text files of numbers: white space between columns, no header, one row a line."""
+"""Text files, bounded before they are read; those of numbers alone, white space between columns.
+
+`numpy.loadtxt` and pandas unpack whatever a file unpacks to, and read a line without an end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How fields of text are written: numbers with a mark, dates, codes with leading zeros."""
+"""How fields of text are written: numbers with a mark, dates, codes with leading zeros.
+
+pandas and pyarrow make such a column text without a word, and each of its values would be an input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Numbers in files that are mapped into memory: written plainly, read as tensors."""
+"""Numbers in files that are mapped into memory: written plainly, read as tensors.
+
+`numpy.memmap` and `torch.from_file` take no room before they are written, so that a disk that is
+full ends the process and not the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Documents that were read from files: of the names and types that they must have, or refused."""
+"""Documents that were read from files: of the names and types that they must have, or refused.
+
+The one language for what posteriors, checkpoints, reports and saved fits hold: plain values and
+tensors, of which JSON schemas and pydantic know no tensors.
+"""
 
 from __future__ import annotations
 
