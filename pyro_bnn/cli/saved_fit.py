@@ -243,7 +243,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _crc32(document: Mapping[str, Any]) -> int:
-    """The checksum of a document, which those of before have not."""
+    """The checksum of a document; those of earlier versions have none."""
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 

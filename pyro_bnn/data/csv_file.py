@@ -92,7 +92,7 @@ class CSVText:
         return (row for _, row in itertools.islice(self._lines(), 1, None))
 
     def lines(self) -> Iterator[str]:
-        """Each row below the header as `lines_of` writes it; without quotes it stands there."""
+        """Each row below the header as `lines_of` writes it, or, without quotes, as it stands."""
         blank = (self.separator.encode() + b" ", b"\n ", b"\r ")  # before a field
         begin = self._data[self._begin : self._begin + 1]
         if begin == b" " or any(map(self._holds, (b'"', *blank))):
@@ -115,7 +115,7 @@ class CSVText:
             return plain, {}
         text = self._text([i for i in range(len(self.header)) if i not in plain])
         num_rows = {*map(len, plain.values()), *map(len, text.values())}
-        if len(num_rows) > 1:  # pandas takes another line for blank
+        if len(num_rows) > 1:  # pandas skips lines that csv reads, such as blanks alone
             return {}, self._text(range(len(self.header)))
         return plain, text
 
@@ -145,7 +145,7 @@ class CSVText:
         return f"{str(self._path)!r}, line {line + self._above}"
 
     def _why(self, length: int, num_rows: int) -> str:
-        """Why a row may have another length than the header, after so many rows that have not."""
+        """A likely reason for a row of another length than the header, after so many good rows."""
         if num_rows == 1 and (length == 1 or self._first.startswith("#")):
             return f"is the first line, {self._first[:40]!r}, a comment or title? Delete it"
         return "is the file truncated?"
@@ -220,7 +220,7 @@ class CSVText:
         return self._data.find(mark, self._begin) >= 0
 
     def _has_codes(self) -> bool:
-        """Whether a digit follows a zero with which a field begins."""
+        """Whether a field begins with a zero and another digit."""
         starts = (self.separator.encode(), b"\n", b"\r", b'"', b" ")  # a set of them is slower
         return any(re.compile(start + rb"0\d").search(self._data, self._begin) for start in starts)
 

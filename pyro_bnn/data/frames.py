@@ -210,9 +210,9 @@ def _numbers(series: Any) -> np.ndarray[Any, Any]:
 
 
 def _texts(series: Any) -> Iterator[str]:
-    """The fields of a column of anything as text; nan is a missing one.
+    """The fields of a column as they print; a missing one is nan.
 
-    Dates have missing values of their own, NaT, which ``na_value`` is not written over.
+    Dates keep NaT for a missing value, whatever ``na_value`` says.
     """
     values = series.to_numpy(dtype=object, na_value=np.nan)
     return map(str, np.where(series.isna(), np.nan, values).tolist())

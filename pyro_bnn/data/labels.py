@@ -173,7 +173,7 @@ def encode_labels(
             y = np.array(y.tolist())
     if y.dtype.kind in "fc":
         y = _whole(y, what)
-    # text stays objects: in an array of its own each value takes the room of the longest
+    # text stays an array of objects: one of text gives each value the room of the longest
     if y.dtype.kind not in "biuU" and not all(isinstance(value, str) for value in y):
         kinds = sorted({type(value).__name__ for value in y.flat})
         raise DataError(

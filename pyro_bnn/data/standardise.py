@@ -152,7 +152,7 @@ class Standardiser:
                 f"values have shape {list(shape)}, but these units are those of {list(units)}: one "
                 "column for each, in the order of the training rows"
             )
-        # said outright: a loc without dimensions does not widen a vector by torch's own rules
+        # torch alone would not widen a vector by a loc without dimensions
         return values.to(torch.promote_types(values.dtype, self.loc.dtype))
 
 
