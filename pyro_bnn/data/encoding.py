@@ -15,7 +15,7 @@ from pyro_bnn.data.fields import TRUTH_VALUES, Fields
 from pyro_bnn.data.labels import Task, check_several, encode_labels
 from pyro_bnn.data.on_disk import is_large_table
 from pyro_bnn.data.split import Column, Table
-from pyro_bnn.data.written import are_codes, first_code
+from pyro_bnn.data.written import padded_codes
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 
 Target: TypeAlias = "str | Sequence[str]"
@@ -69,9 +69,9 @@ def table_of(
     )
     notes += [
         f"Column {column.name!r} is of codes with leading zeros, such as "
-        f"{shown(first_code(column.categories))}: categories, not numbers."
+        f"{shown(codes[0])}: categories, not numbers."
         for column in columns
-        if column.categories and are_codes(column.categories)
+        if (codes := padded_codes(column.categories or ()))
     ]
     is_on_disk = is_large_table(data.x.shape)
     return Table(data, task, name or fields.name, " ".join(notes), columns, is_on_disk)

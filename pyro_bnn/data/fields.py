@@ -23,7 +23,7 @@ from pyro_bnn.data.arrays import EXACT, count_rows, listed, shown
 from pyro_bnn.data.on_disk import Numbers, is_large_table, pieces
 from pyro_bnn.data.split import Column
 from pyro_bnn.data.tables import to_number
-from pyro_bnn.data.written import are_codes, are_dates, first_code, marks
+from pyro_bnn.data.written import are_dates, marks, padded_codes
 from pyro_bnn.errors import DataError
 
 WHOLE = re.compile(r"[-+]?(\d+)(?:\.0*)?")
@@ -190,9 +190,10 @@ class Fields:
         text = self.text[name]
         if text.categories is not None:
             return Column(name, text.categories)
-        if are_codes(text.values):
-            example = shown(first_code(text.values))
-            return self._categories(name, f"of codes with leading zeros, such as {example},")
+        if codes := padded_codes(text.values):
+            return self._categories(
+                name, f"of codes with leading zeros, such as {shown(codes[0])},"
+            )
         words = {value for value in text.values if math.isnan(number(value, {}))}
         if all(word.lower() in TRUTH_VALUES for word in words):
             return Column(name)
@@ -289,10 +290,9 @@ class Fields:
         if text is None:
             values = self.numeric[name]
         else:
-            if are_codes(text.values):
-                codes = text.rows([v for v in text.values if len(v) > 1 and v[0] == "0"])
-                hint = "the fit had numbers there: write them without zeros in front"
-                self.refuse(name, codes, "codes with leading zeros", hint)
+            hint = "the fit had numbers there: write them without zeros in front"
+            codes = text.rows(padded_codes(text.values))
+            self.refuse(name, codes, "codes with leading zeros", hint)
             values = text.each(map(number, text.values))
         bad = np.flatnonzero(~np.isfinite(values))
         self.refuse(name, bad, "something else than finite numbers,", "mend these fields")

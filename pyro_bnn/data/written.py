@@ -114,21 +114,16 @@ def _are_seasons(values: Iterable[str]) -> bool:
     return all(year and (int(year[1]) + 1) % 100 == int(year[2]) for year in match)
 
 
-def are_codes(values: Iterable[str]) -> bool:
-    """Whether values are of digits alone and some begin with 0, as a number does not: ``01234``.
+def padded_codes(values: Iterable[str]) -> list[str]:
+    """The codes with leading zeros, such as ``01234``, where all values are of digits alone.
 
     Args:
         values: Fields of a column.
 
     Example:
-        >>> are_codes(["01234", "99999"]), are_codes(["0", "10"]), are_codes(["007", "1.5"])
-        (True, False, False)
+        >>> padded_codes(["01234", "99999"]), padded_codes(["0", "10"]), padded_codes(["07", "1.5"])
+        (['01234'], [], [])
     """
     values = list(values)
-    are_padded = any(len(value) > 1 and value[0] == "0" for value in values)
-    return are_padded and all(value.isdecimal() for value in values)
-
-
-def first_code(values: Iterable[str]) -> str:
-    """The first value with a leading zero, of those that :func:`are_codes` says are codes."""
-    return next(value for value in values if len(value) > 1 and value[0] == "0")
+    padded = [value for value in values if len(value) > 1 and value[0] == "0"]
+    return padded if all(value.isdecimal() for value in values) else []
