@@ -350,6 +350,15 @@ def test_a_run_keeps_numbers_and_no_draws() -> None:
     assert (lost.methods, lost.table.shape) == ([], (0, 0))
 
 
+def test_advice_is_in_the_order_of_the_methods_in_every_process() -> None:
+    names = tuple("fbdaec")
+    steps = {name: f"do {name}" for name in names}
+    finding = Verdict("not converged", "trend", methods=names, steps=steps)
+    runs = [run(0, 0, dict.fromkeys(names, 0.0), findings=(finding,))]
+    (text,) = (one.text for one in compare_runs(runs).findings if one.kind == "trend")
+    assert "For f do f; for b do b; for d do d; for a do a; for e do e; for c do c;" in text
+
+
 def test_the_name_of_before_is_that_of_a_run() -> None:
     from pyro_bnn import report
 
