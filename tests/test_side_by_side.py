@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -106,6 +107,50 @@ def test_ctrl_c_is_passed_on_once_and_what_has_not_begun_does_not_begin(tmp_path
     assert began == ended  # none was asked twice
     assert began == {"a", "b"}
     assert sorted(said) == [f"{name} was asked" for name in sorted(ended)]
+
+
+INTERRUPTED = """
+import threading, time
+from functools import partial
+from pyro_bnn.cli.side_by_side import run
+from tests.test_side_by_side import sleep_a_second
+
+def enter(condition):
+    entered = condition._lock.__enter__()
+    if time.monotonic() > at and threading.current_thread() is threading.main_thread() and left:
+        left.clear()
+        raise KeyboardInterrupt  # as a signal does that comes now: the lock stays taken
+    return entered
+
+if __name__ == "__main__":
+    at, left = time.monotonic() + 1e9, [True]
+    threading.Condition.__enter__ = enter
+
+    def begun(_):
+        global at
+        at = time.monotonic()
+
+    try:
+        run({"sleeps": sleep_a_second}, 1, 1, begun, progress=False)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def sleep_a_second(say: Say) -> None:
+    say("begins")
+    time.sleep(1)
+
+
+@pytest.mark.slow("processes")
+def test_ctrl_c_that_comes_within_a_lock_of_the_pool_does_not_wait_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED, "utf-8")
+    done = subprocess.run(
+        [sys.executable, script], check=True, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    assert done.stdout == "interrupted\n"
 
 
 @pytest.mark.slow("processes")

@@ -18,10 +18,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from tqdm.auto import tqdm
@@ -87,6 +88,7 @@ class _Workers:
         self.count, self._threads = count, threads
         self._free = [self._pool() for _ in range(count)]
         self._busy: dict[str, tuple[ProcessPoolExecutor, Any]] = {}
+        self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
 
     def _pool(self) -> tuple[ProcessPoolExecutor, Any]:
         """A pool of one process, and a queue of its own, so that no process waits for another."""
@@ -101,7 +103,20 @@ class _Workers:
         values = dict.fromkeys(fork_server.POOLS, str(self._threads))
         with fork_server.environment(values):
             pool, _ = self._busy[name]
-            return pool.submit(_call, name, task, self.count, self._threads)
+            future = pool.submit(_call, name, task, self.count, self._threads)
+        future.add_done_callback(self._ended.put)
+        return future
+
+    def wait(self, seconds: float) -> list[Future[Any]]:
+        """A task that has ended, within some seconds, or none.
+
+        ``concurrent.futures.wait`` takes locks in Python: a Ctrl-C in it may leave one taken, and
+        nothing ends any more.
+        """
+        try:
+            return [self._ended.get(timeout=seconds)]
+        except Empty:
+            return []
 
     def sent(self) -> Iterator[tuple[str, str, Any]]:
         """What tasks have sent since the last call: name, kind, value."""
@@ -175,7 +190,7 @@ def _watch(
             while to_begin and len(waiting) < workers.count:
                 name, task = to_begin.popleft()
                 waiting[workers.begin(name, task)] = name
-            done, _ = wait(waiting, SECONDS, FIRST_COMPLETED)
+            done = [future for future in workers.wait(SECONDS) if future in waiting]
             show()
             for future in done:
                 name, error = waiting.pop(future), future.exception()
