@@ -89,10 +89,11 @@ def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
 
 def is_real(support: constraints.Constraint) -> bool:
     """Whether values under this constraint are any real numbers."""
-    return type(_base(support)) is type(constraints.real)  # which a copy shares
+    return type(base_support(support)) is type(constraints.real)  # which a copy shares
 
 
-def _base(support: constraints.Constraint) -> constraints.Constraint:
+def base_support(support: constraints.Constraint) -> constraints.Constraint:
+    """The support of one entry, inside ``independent``."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support

@@ -28,19 +28,20 @@ from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
-    _in_rows,
-    _innermost,
-    _is_deterministic,
-    _is_point,
     evaluate,
+    in_rows,
+    innermost,
+    is_deterministic,
+    is_point,
     latents_of_density,
     log_prob,
     own_rows,
     trace_model,
     unseen,
 )
+from pyro_bnn.program.latents import require_fixed_supports
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.sites import _base
+from pyro_bnn.sites import base_support
 
 CORRECTED = """
     f = pyro.deterministic("f", f)                       # f [N, F], the network output
@@ -221,7 +222,7 @@ def _check_draws(whole: poutine.Trace, first_row: poutine.Trace) -> None:
     _check_numbers(nodes)
     for name in whole.stochastic_nodes:
         value = nodes[name]["value"]
-        if name == "y" or _in_rows(nodes[name]) or name not in of_first:
+        if name == "y" or in_rows(nodes[name]) or name not in of_first:
             continue
         if type(nodes[name]["fn"]).__name__ == "_Subsample":
             continue
@@ -255,7 +256,7 @@ def _require_same_sites(model: Model, trace: ModelTrace, rows: Tensor) -> None:
 
 def _bounds(support: Any) -> list[Any]:
     """The numbers that a support is made of."""
-    own = vars(_base(support)).values()
+    own = vars(base_support(support)).values()
     return [bound.tolist() if isinstance(bound, Tensor) else bound for bound in own]
 
 
@@ -263,11 +264,11 @@ def _check_held(trace: poutine.Trace) -> None:
     """Check that no site is held at a value which is computed from other sites."""
     nodes: Mapping[str, Any] = trace.nodes
     for name in trace.observation_nodes:
-        if not _is_point(nodes[name]["fn"]):
+        if not is_point(nodes[name]["fn"]):
             continue
-        value, point = nodes[name]["value"], _innermost(nodes[name]["fn"]).v
+        value, point = nodes[name]["value"], innermost(nodes[name]["fn"]).v
         if value is not point and not torch.equal(value, point):
-            if _is_deterministic(nodes[name]) and _in_rows(nodes[name]):
+            if is_deterministic(nodes[name]) and in_rows(nodes[name]):
                 raise ModelError(
                     f'pyro.deterministic({name!r}, ...) inside the plate "data" takes all rows '
                     "for those of each: write it before the plate, or pass event_dim=f.ndim - 1"
@@ -304,21 +305,21 @@ def _check_observed(trace: poutine.Trace, model: Model, x: Tensor, y: Tensor) ->
     others = [
         name
         for name in trace.observation_nodes
-        if name not in ("y", "f") and not _is_deterministic(nodes[name])
+        if name not in ("y", "f") and not is_deterministic(nodes[name])
         if not isinstance(nodes[name]["fn"], dist.Unit)
     ]
-    in_rows = [n for n in others if _in_rows(nodes[n]) and not _is_point(nodes[n]["fn"])]
-    if not in_rows:
+    of_rows = [n for n in others if in_rows(nodes[n]) and not is_point(nodes[n]["fn"])]
+    if not of_rows:
         _check_shared(trace)
-    if others and not in_rows:
+    if others and not of_rows:
         names = [n for n in trace.stochastic_nodes if type(nodes[n]["fn"]).__name__ != "_Subsample"]
         values = {name: nodes[name]["value"] for name in names}
         runs = [evaluate(model, values, *rows) for rows in ((x, y), (x[:1], y[:1]))]
         terms = [{n: log_prob(run.held[n]).sum() for n in others} for run in runs]
-        in_rows = [name for name in others if not torch.equal(*(term[name] for term in terms))]
-    if in_rows:
+        of_rows = [name for name in others if not torch.equal(*(term[name] for term in terms))]
+    if of_rows:
         raise ModelError(
-            f'the model observes {", ".join(map(repr, in_rows))} beside "y"; one site observed in '
+            f'the model observes {", ".join(map(repr, of_rows))} beside "y"; one site observed in '
             "the rows is supported: put what belongs to one row into one distribution. A site "
             f"whose density is that of no row may be held at a value by pyro.condition{CORRECTED}"
         )
@@ -328,7 +329,7 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
     """Check f, the plate and the distribution of y of a trace over N rows."""
     nodes: Mapping[str, Any] = trace.nodes
     node = nodes["y"]
-    if "f" not in nodes or not _is_deterministic(nodes["f"]):
+    if "f" not in nodes or not is_deterministic(nodes["f"]):
         raise ModelError(
             'the model does not record its network output "f"; add the first of these lines'
             f"{CORRECTED}"
@@ -399,9 +400,9 @@ def _check_shared(trace: poutine.Trace) -> None:
     """Check that no latent site has a value for each row, and no factor a term for each."""
     nodes: Mapping[str, Any] = trace.nodes
     for name in [*trace.stochastic_nodes, *trace.observation_nodes]:
-        if name in ("y", "f") or _is_deterministic(nodes[name]):
+        if name in ("y", "f") or is_deterministic(nodes[name]):
             continue
-        if _in_rows(nodes[name]) and not _is_point(nodes[name]["fn"]):
+        if in_rows(nodes[name]) and not is_point(nodes[name]["fn"]):
             if isinstance(nodes[name]["fn"], dist.Unit):
                 raise ModelError(
                     f'the factor {name!r} lies inside the plate "data", which scales it with the '
@@ -508,28 +509,6 @@ def require_factors_of_parameters(run: Evaluate) -> None:
                 f"the factor {name!r} depends on a latent site: write its density into that site's "
                 "prior; a factor may penalise point-estimated parameters. After an if on a site's "
                 "value every factor counts as dependent: write it before"
-            )
-
-
-def require_fixed_supports(run: Evaluate) -> None:
-    """Check that no site's support depends on another site or on a parameter.
-
-    Args:
-        run: The model, evaluated with marks.
-
-    Raises:
-        SiteError: If one does: the map from z to its values would not be fixed.
-    """
-    for name, msg in run.latent.items():
-        fn = base_distribution(msg["fn"])
-        if fn.support is type(fn).support:  # of all distributions of the family
-            continue
-        bounds = [*vars(_base(fn.support)).values()]
-        if bounds and run.sources(name, bounds):
-            raise SiteError(
-                f"the support of the latent site {name!r} depends on another site or parameter; "
-                "sample it on a fixed support and scale the sample. After an if on a site's or "
-                "parameter's value a support of given bounds counts as dependent: sample it before"
             )
 
 

@@ -117,7 +117,7 @@ def kind_of_target(likelihood: Likelihood, num_outputs: int) -> str:
     return "numbers" if is_real else "positive numbers"
 
 
-def _zeros_like(fn: Distribution) -> Tensor:
+def zeros_like(fn: Distribution) -> Tensor:
     """Zeros in the shape and on the device of a draw."""
     tensors = tensors_of(fn)
     device = tensors[0].device if tensors else None

@@ -32,9 +32,9 @@ from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.batched import without_fast_path
 from pyro_bnn.program.dependence import PARAMETER, Marks
-from pyro_bnn.program.distributions import _zeros_like, base_distribution
+from pyro_bnn.program.distributions import base_distribution, zeros_like
 from pyro_bnn.program.random_state import empty_store, isolated
-from pyro_bnn.sites import Site, _base
+from pyro_bnn.sites import Site, base_support
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -141,7 +141,7 @@ def trace_model(
             continue
         if node["infer"].get("is_auxiliary"):
             continue
-        if of_rows and name == "y" and _in_rows(node):
+        if of_rows and name == "y" and in_rows(node):
             continue
         fn = node["fn"]
         if leave_enumerated and node["infer"].get("enumerate"):
@@ -188,7 +188,7 @@ def _check_support(name: str, fn: Distribution) -> None:
             f"fit: write pyro.deterministic({name!r}, value) where the value is known, and give it "
             "a prior with a density, such as a narrow Normal, where it is to be inferred"
         )
-    if not fn.has_rsample and _base(fn.support).is_discrete:
+    if not fn.has_rsample and base_support(fn.support).is_discrete:
         raise SiteError(
             f"the latent site {name!r} is discrete ({kind}); sum it out in the model, as by "
             "pyro.distributions.MixtureSameFamily, since every latent site has to be continuous. "
@@ -198,7 +198,7 @@ def _check_support(name: str, fn: Distribution) -> None:
     try:
         biject_to(fn.support)
     except NotImplementedError as error:
-        if type(_base(fn.support)) is type(dist.constraints.sphere):
+        if type(base_support(fn.support)) is type(dist.constraints.sphere):
             raise SiteError(
                 f"the latent site {name!r} lies on a sphere ({kind}), onto which no numbers map "
                 "one to one: take a ProjectedNormal, and fit the model poutine.reparam(model, "
@@ -294,7 +294,7 @@ class Evaluate(Messenger):
         elif msg["name"] == "f" and self.output is not None:
             msg["value"] = self.output.reshape(msg["value"].shape)
         elif msg["name"] == "y" and not msg["is_observed"]:
-            msg["value"] = _zeros_like(msg["fn"])  # only the model's own code reads it
+            msg["value"] = zeros_like(msg["fn"])  # only the model's own code reads it
         elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
             fn = msg["fn"]  # x is the minibatch already: draw no random rows of the plate
             size = fn.size if fn.subsample_size is None else fn.subsample_size
@@ -304,7 +304,7 @@ class Evaluate(Messenger):
         name = msg["name"]
         if name in self.values:
             self.latent[name] = msg
-        elif _is_deterministic(msg):
+        elif is_deterministic(msg):
             self.recorded[name] = msg["value"]
         elif isinstance(msg["fn"], dist.Unit):
             self.factors[name] = msg
@@ -438,21 +438,23 @@ def log_prob(msg: Mapping[str, Any]) -> Tensor:
     return detach_provenance(value) if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
-def _in_rows(node: Mapping[str, Any]) -> bool:
+def in_rows(node: Mapping[str, Any]) -> bool:
+    """Whether a site lies in the plate ``"data"``."""
     return "data" in [frame.name for frame in node["cond_indep_stack"]]
 
 
-def _is_point(fn: Distribution) -> bool:
+def is_point(fn: Distribution) -> bool:
     """Whether it is a value computed from other sites: a deterministic one, or reparameterised."""
-    return isinstance(_innermost(fn), dist.Delta)
+    return isinstance(innermost(fn), dist.Delta)
 
 
-def _innermost(fn: Distribution) -> Any:
+def innermost(fn: Distribution) -> Any:
     """The distribution inside ``to_event`` and masks."""
     while isinstance(fn, dist.MaskedDistribution | torch.distributions.Independent):
         fn = cast("Distribution", fn.base_dist)
     return fn
 
 
-def _is_deterministic(node: Mapping[str, Any]) -> bool:
+def is_deterministic(node: Mapping[str, Any]) -> bool:
+    """Whether a ``pyro.deterministic`` statement made the site."""
     return bool(node["infer"].get("_deterministic"))

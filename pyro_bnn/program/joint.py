@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
-from pyro_bnn.program.contract import require_fixed_supports
 from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -22,13 +21,14 @@ from pyro_bnn.program.handlers import (
     ModelTrace,
     evaluate,
     held_given_latents,
+    is_point,
     log_prob,
     marked_run,
     own_rows,
     total_log_prob,
     trace_model,
 )
-from pyro_bnn.program.latents import Latents
+from pyro_bnn.program.latents import Latents, require_fixed_supports
 from pyro_bnn.program.model_facts import first_tensor, store_params
 from pyro_bnn.program.prior import prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
@@ -214,7 +214,9 @@ class Joint:
         """Log densities of each observed site, in the shape of its batch, unscaled, by name."""
 
         def log_likelihoods(run: Evaluate, _: Tensor) -> dict[str, Tensor]:
-            return {name: log_prob(msg) for name, msg in run.observed.items()}
+            return {
+                name: log_prob(msg) for name, msg in run.observed.items() if not is_point(msg["fn"])
+            }
 
         return self._over_draws(log_likelihoods, z, args, params)
 

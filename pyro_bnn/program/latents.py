@@ -13,7 +13,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.program.closed_forms import FAMILIES, Marginal, PriorBlock, make_index
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Evaluate, log_prob
-from pyro_bnn.sites import Site
+from pyro_bnn.sites import Site, base_support
 
 
 class Marginals(NamedTuple):
@@ -217,6 +217,28 @@ class Latents:
         )
         closed = {site.name for members in by_family.values() for site, _, _ in members}
         self._other_sites = tuple(site for site in self.sites if site.name not in closed)
+
+
+def require_fixed_supports(run: Evaluate) -> None:
+    """Check that no site's support depends on another site or on a parameter.
+
+    Args:
+        run: The model, evaluated with marks.
+
+    Raises:
+        SiteError: If one does: the map from z to its values would not be fixed.
+    """
+    for name, msg in run.latent.items():
+        fn = base_distribution(msg["fn"])
+        if fn.support is type(fn).support:  # of all distributions of the family
+            continue
+        bounds = [*vars(base_support(fn.support)).values()]
+        if bounds and run.sources(name, bounds):
+            raise SiteError(
+                f"the support of the latent site {name!r} depends on another site or parameter; "
+                "sample it on a fixed support and scale the sample. After an if on a site's or "
+                "parameter's value a support of given bounds counts as dependent: sample it before"
+            )
 
 
 def _block(family: type, members: Sequence[Member]) -> PriorBlock:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.distributions import constraints
+from pyro.infer.reparam import LocScaleReparam
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 from torch.distributions import biject_to
@@ -122,6 +123,12 @@ def cases() -> dict[str, Case]:
         "a school's effect known": Case(
             poutine.condition(eight_schools, {"mu": torch.tensor(4.0)}), (8, ERRORS, EFFECTS)
         ),
+        "an effect set by do": Case(
+            poutine.do(eight_schools, {"tau": torch.tensor(2.0)}), (8, ERRORS, EFFECTS)
+        ),
+        "decentred": Case(
+            poutine.reparam(eight_schools, {"theta": LocScaleReparam(0.0)}), (8, ERRORS, EFFECTS)
+        ),
         "two outcomes": Case(two_outcomes, (x, y), {"counts": counts}),
         "simplex": Case(simplex, (torch.tensor([3.0, 0.0, 2.0, 7.0]),)),
         "ordered": Case(ordered, (torch.tensor([0, 3, 1, 2, 1]),)),
@@ -191,8 +198,12 @@ def test_each_observed_site_has_its_log_likelihood(name: str) -> None:
     for site, values in found.items():
         node = trace.nodes[site]
         assert_close(values[0].sum() * node["scale"], node["log_prob_sum"])
-    observed = {"two outcomes": {"y", "count"}, "a school's effect known": {"mu", "effect"}}
-    assert found.keys() >= observed.get(name, set())
+    names = {
+        "two outcomes": {"y", "count"},
+        "a school's effect known": {"mu", "effect"},
+        "decentred": {"effect"},  # theta is computed from its standardised site
+    }
+    assert found.keys() == names.get(name, found.keys())
 
 
 @pytest.mark.parametrize("name", NAMES)
