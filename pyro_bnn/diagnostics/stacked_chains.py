@@ -23,7 +23,7 @@ from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.posterior import Posterior
-from pyro_bnn.posterior.rows import Data
+from pyro_bnn.posterior.rows import DatasetOrPair
 
 By: TypeAlias = Literal["chain", "cluster"]
 StackingRows: TypeAlias = Literal["fitted", "new"]
@@ -33,7 +33,7 @@ POINTS = 200  # rows at which functions are compared
 
 def stack_chains(
     posterior: Posterior,
-    data: Data,
+    data: DatasetOrPair,
     *,
     rows: StackingRows = "fitted",
     by: By = "chain",
@@ -172,7 +172,9 @@ def _chains(posterior: Posterior) -> DrawsPosterior:
     return posterior
 
 
-def _log_likelihood(chains: DrawsPosterior, data: Data, bound: int) -> Float[np.ndarray, "C S N"]:
+def _log_likelihood(
+    chains: DrawsPosterior, data: DatasetOrPair, bound: int
+) -> Float[np.ndarray, "C S N"]:
     """Log likelihood of each row given each stored draw, by chain.
 
     Raises:
@@ -188,7 +190,7 @@ def _log_likelihood(chains: DrawsPosterior, data: Data, bound: int) -> Float[np.
     return array
 
 
-def _functions(chains: DrawsPosterior, data: Data) -> Float[np.ndarray, "C S N F"]:
+def _functions(chains: DrawsPosterior, data: DatasetOrPair) -> Float[np.ndarray, "C S N F"]:
     """Draws of f by chain at some of the rows; of several logits their mean is taken off."""
     x = chains.batch(data).x
     f = chains.function_draws(

@@ -77,14 +77,14 @@ def arviz_tree(
         if not posterior.program.held_given_latents:
             points = (train if test is None else test).x[:NAMED_POINTS]
             groups |= _prior_groups(posterior, train, points, seed, memory)
-    own = {
+    facts = {
         "likelihood": posterior.program.likelihood_family.__name__,
         "num_data": posterior.program.num_data,
         "task": task,
         "model": _model(posterior.program, whole),
         "params": {name: _digest(value) for name, value in posterior.params.items()},
     }
-    return tree_of(posterior, groups, train, test, seed, own)
+    return tree_of(posterior, groups, train, test, seed, facts)
 
 
 def tree_of(
@@ -93,7 +93,7 @@ def tree_of(
     train: Dataset,
     test: Dataset | None,
     seed: int,
-    own: dict[str, Any],
+    facts: dict[str, Any],
 ) -> DataTree:
     """Groups as a tree, with the names and units of the rows and how the posterior came about.
 
@@ -103,7 +103,7 @@ def tree_of(
         train: The training rows.
         test: The held-out rows, or None.
         seed: Seed of the draws.
-        own: Attributes of this kind of posterior.
+        facts: Attributes of this kind of posterior.
     """
     rows, points = ("train", train) if test is None else ("test", test)
     names = [f"{rows} {i}" for i in range(min(NAMED_POINTS, len(points)))]
@@ -117,7 +117,7 @@ def tree_of(
         groups,
         dims=_dims(train),
         coords={"point": names, **_labels(train)},
-        attrs=kept | of_draws | own,
+        attrs=kept | of_draws | facts,
     )
     return _with_units(tree, train)
 

@@ -24,7 +24,13 @@ from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
-from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair, tell_of_left_out
+from pyro_bnn.posterior.rows import (
+    DatasetOrPair,
+    check_names,
+    in_order_of_fit,
+    pair,
+    tell_of_left_out,
+)
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks, RowTensors
 from pyro_bnn.predictive.moments import estimated_elbo
@@ -336,7 +342,7 @@ class Posterior(ABC):
     @isolated()
     def log_likelihood(
         self,
-        data: Data,
+        data: DatasetOrPair,
         num_samples: int | None = None,
         seed: int = 0,
         group_by_chain: bool = False,
@@ -364,7 +370,7 @@ class Posterior(ABC):
 
     @isolated()
     def log_joint(
-        self, data: Data, num_samples: int | None = None, seed: int = 0
+        self, data: DatasetOrPair, num_samples: int | None = None, seed: int = 0
     ) -> Float[Tensor, " S"]:
         """Log p(y, z_s | x) ``[S]`` over all rows of ``data``, unconstrained, with Jacobian.
 
@@ -401,7 +407,7 @@ class Posterior(ABC):
 
     @isolated()
     def densities(
-        self, data: Data, num_samples: int | None = None, seed: int = 0
+        self, data: DatasetOrPair, num_samples: int | None = None, seed: int = 0
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """Log p(y, z_s | x) and log q(z_s), each ``[S]``, in the same coordinates.
 
@@ -412,7 +418,7 @@ class Posterior(ABC):
 
     @isolated()
     def elbo(
-        self, data: Data, num_samples: int | None = None, seed: int = 0
+        self, data: DatasetOrPair, num_samples: int | None = None, seed: int = 0
     ) -> tuple[float, float]:
         """ELBO on ``data`` in nats and its Monte Carlo standard error.
 
@@ -559,7 +565,7 @@ class Posterior(ABC):
         return Posterior._by_kind[kind](**contents)
 
     @isolated()
-    def batch(self, data: Data) -> Batch:
+    def batch(self, data: DatasetOrPair) -> Batch:
         """Rows of data as the functions of the program take them.
 
         Raises:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyro_bnn.posterior.provenance import Provenance
 
-Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
+DatasetOrPair: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike]"
 MOST_ROWS = 10_000  # at which all draws are kept
 MOST_NUMBERS = 1 << 27  # of one array of draws and rows
 MOST_DENSITIES = 1 << 25  # log likelihoods of single rows that one estimate adds up
@@ -42,7 +42,7 @@ def in_order_of_fit(x: ArrayLike, fit: Provenance, *, raw: bool = False) -> Tens
     return to_tensor(in_order(x, fit.input_names, "x"), "x")
 
 
-def pair(data: Data, fit: Provenance) -> tuple[Tensor, Tensor]:
+def pair(data: DatasetOrPair, fit: Provenance) -> tuple[Tensor, Tensor]:
     """X and y of rows of data, their columns in the order of the fit.
 
     Raises:

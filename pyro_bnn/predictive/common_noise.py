@@ -24,7 +24,6 @@ from pyro_bnn.priors.prior import tensors_of
 from pyro_bnn.program.random_state import seeded
 
 MOST_STEPS = 60  # from counts that are near; rates above 2^53 have no neighbours
-Array = np.ndarray[Any, Any]
 Inverse = Callable[[Any], tuple[tuple[Tensor, ...], Tensor | float, Tensor | float]]
 INVERSES: Mapping[Any, tuple[str, Inverse]] = {
     dist.StudentT: ("t", lambda y: ((y.df,), y.scale, y.loc)),
@@ -67,19 +66,21 @@ def at_levels(y: Distribution, levels: Float[Tensor, " s"]) -> Tensor | None:
             shapes, scale, loc = parameters(fn)
             return (loc + scale * _by_scipy(name, shapes, at)).expand(fn.batch_shape)
     try:
-        found: Tensor = fn.icdf(at.to(tensors_of(fn)[0]))
+        quantiles: Tensor = fn.icdf(at.to(tensors_of(fn)[0]))
     except NotImplementedError:
         return None
-    return found.expand(fn.batch_shape)
+    return quantiles.expand(fn.batch_shape)
 
 
 def _by_scipy(name: str, shapes: tuple[Tensor, ...], levels: Tensor) -> Tensor:
     """Quantiles of scale 1, once where shapes are those of many rows: SciPy's inverses are slow."""
     from scipy import stats
 
-    own: list[Array] = [_of_one(value).detach().cpu().double().numpy() for value in shapes]
-    found = getattr(stats, name).ppf(levels.numpy(), *own)
-    return torch.as_tensor(found).to(shapes[0])
+    arguments: list[np.ndarray[Any, Any]] = [
+        _of_one(value).detach().cpu().double().numpy() for value in shapes
+    ]
+    quantiles = getattr(stats, name).ppf(levels.numpy(), *arguments)
+    return torch.as_tensor(quantiles).to(shapes[0])
 
 
 def _of_one(value: Tensor) -> Tensor:

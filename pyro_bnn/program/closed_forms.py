@@ -31,7 +31,7 @@ Marginal: TypeAlias = Literal["normal", "cauchy", "moments"]
 
 
 @dataclass(frozen=True)
-class Family:
+class PriorFamily:
     """A location-scale family of priors.
 
     Attributes:
@@ -77,13 +77,13 @@ def _cauchy_expected(q_loc: Tensor, q_scale: Tensor, loc: Tensor, scale: Tensor)
     return scale.log() - spread.log() - math.log(math.pi)
 
 
-FAMILIES: Mapping[type, Family] = {
-    dist.Normal: Family(
+FAMILIES: Mapping[type, PriorFamily] = {
+    dist.Normal: PriorFamily(
         _normal_log_prob,
         {"normal": _normal_expected, "moments": _normal_expected},  # quadratic: of moments alone
     ),
-    dist.Laplace: Family(_laplace_log_prob, {"normal": _laplace_expected}),
-    dist.Cauchy: Family(_cauchy_log_prob, {"cauchy": _cauchy_expected}),
+    dist.Laplace: PriorFamily(_laplace_log_prob, {"normal": _laplace_expected}),
+    dist.Cauchy: PriorFamily(_cauchy_log_prob, {"cauchy": _cauchy_expected}),
 }
 
 
@@ -98,7 +98,7 @@ class PriorBlock:
         scale: Scales ``[n]``, or ``[]``, > 0.
     """
 
-    family: Family
+    family: PriorFamily
     index: slice | Tensor
     loc: Tensor
     scale: Tensor
@@ -119,8 +119,8 @@ class PriorBlock:
             return z[..., self.index]
         start, stop = self.index.start, self.index.stop
         # a split, whose gradient is a concatenation; a slice's is a sum over all of z
-        own: Tensor = z.split([start, stop - start, z.shape[-1] - stop], -1)[1]
-        return own
+        entries: Tensor = z.split([start, stop - start, z.shape[-1] - stop], -1)[1]
+        return entries
 
 
 def make_index(slices: list[slice], device: torch.device) -> slice | Tensor:

@@ -171,14 +171,14 @@ def _check_embeddings(model: Model, *rows: Tensor) -> None:
     Raises:
         ModelError: If one is; names it.
     """
-    found: list[str] = []
+    refusals: list[str] = []
 
-    def check(name: str, module: Any, given: tuple[Any, ...]) -> None:
+    def check(name: str, module: Any, inputs: tuple[Any, ...]) -> None:
         last = module.num_embeddings - 1
-        found.extend(
+        refusals.extend(
             f"the {type(module).__name__} {name} has entries 0 to {last}, but is asked for "
             f"{index}: raise its num_embeddings, or number what x holds from 0 on"
-            for index in map(int, given[0].aminmax())
+            for index in map(int, inputs[0].aminmax())
             if not 0 <= index <= last
         )
 
@@ -190,8 +190,8 @@ def _check_embeddings(model: Model, *rows: Tensor) -> None:
                 hooks.enter_context(module.register_forward_pre_hook(hook))
         with contextlib.suppress(Exception):
             model(*own_rows(rows))
-    if found:
-        raise ModelError(found[0])
+    if refusals:
+        raise ModelError(refusals[0])
 
 
 def _check_numbers(nodes: Mapping[str, Any], *, are_finite: bool = False) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pyro_bnn.program.handlers import Evaluate
 
-Values = dict[str, Tensor]
+SiteValues = dict[str, Tensor]
 
 
-def prior_draws(run: Callable[[], Evaluate], num_draws: int, *, apart: bool) -> list[Values]:
+def prior_draws(run: Callable[[], Evaluate], num_draws: int, *, apart: bool) -> list[SiteValues]:
     """Values of the sites, by name, in draws from their prior.
 
     The model computes f at every draw, which nobody asked for and which takes most of the time.
@@ -49,14 +49,14 @@ def _other_generators() -> bytes:
     return pickle.dumps((np.random.get_state(), random.getstate()))  # noqa: NPY002  # the user's
 
 
-def _values(run: Evaluate) -> Values:
+def _values(run: Evaluate) -> SiteValues:
     return {name: msg["value"] for name, msg in run.latent.items()}
 
 
-def _alone(run: Evaluate) -> Iterator[Values]:
+def _alone(run: Evaluate) -> Iterator[SiteValues]:
     while True:
         yield {name: msg["fn"]() for name, msg in run.latent.items()}
 
 
-def _equal(one: Values, other: Values) -> bool:
+def _equal(one: SiteValues, other: SiteValues) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())

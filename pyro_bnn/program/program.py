@@ -38,7 +38,7 @@ from pyro_bnn.program.terms import (
     ELBOTerms,
     GuideLike,
     Params,
-    Predictive,
+    PredictiveOfDraws,
     RowEstimate,
 )
 
@@ -238,7 +238,7 @@ class Program(Joint):
 
     # The distribution of y
 
-    def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> Predictive:
+    def predictive(self, z: Tensor, x: Tensor, params: Params | None = None) -> PredictiveOfDraws:
         """Network output and distribution of y at x ``[N, ...]`` given each z ``[S, P]``.
 
         Raises:
@@ -246,7 +246,9 @@ class Program(Joint):
             ShapeError: If the model fails on x, whose columns are not those it was fitted to.
         """
         f, *values = self.predictive_tensors(z, x, params)
-        return Predictive(f, with_tensors(self.observed(z[0], x, params)[0], values, z.shape[0]))
+        return PredictiveOfDraws(
+            f, with_tensors(self.observed(z[0], x, params)[0], values, z.shape[0])
+        )
 
     def predictive_tensors(
         self, z: Tensor, x: Tensor, params: Params | None = None

@@ -119,7 +119,7 @@ class RowEstimate(ABC):
         """
 
 
-class Predictive(NamedTuple):
+class PredictiveOfDraws(NamedTuple):
     """What a model says of rows x given draws z ``[S, P]``.
 
     Attributes:

@@ -35,7 +35,7 @@ from pyro_bnn.likelihoods import Normal
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.posterior import Posterior
-from pyro_bnn.posterior.rows import Data
+from pyro_bnn.posterior.rows import DatasetOrPair
 from pyro_bnn.program.closed_forms import FAMILIES
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import trace_model
@@ -176,7 +176,7 @@ def function_moments(
     return f, variance + out_bias_variance
 
 
-def closed_form_elbo(posterior: GuidePosterior, data: Data) -> float:
+def closed_form_elbo(posterior: GuidePosterior, data: DatasetOrPair) -> float:
     """ELBO on ``data`` in nats, without Monte Carlo error, in the units of ``posterior.elbo``.
 
     Args:
@@ -204,7 +204,7 @@ def closed_form_elbo(posterior: GuidePosterior, data: Data) -> float:
 
 
 def description_length(
-    posterior: Posterior, data: Data, *, precision: float = 1.0, seed: int = 0
+    posterior: Posterior, data: DatasetOrPair, *, precision: float = 1.0, seed: int = 0
 ) -> tuple[float, float]:
     r"""Bits to send the targets and the weights, :math:`-\mathcal L / \log 2`, and their error.
 
