@@ -33,7 +33,7 @@ from pyro_bnn.program.model_facts import first_tensor, store_params
 from pyro_bnn.program.prior import prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
-from pyro_bnn.program.terms import Params
+from pyro_bnn.program.terms import GuideLike, Params
 from pyro_bnn.sites import Site
 
 logger = logging.getLogger("pyro_bnn")
@@ -143,6 +143,11 @@ class Joint:
         written = (v._version > n for v, n in zip(counted, versions, strict=True))
         self._writes_arguments |= any(written)
         return probe
+
+    def prepare(self, guide: GuideLike) -> None:
+        """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
+        self.member_params = guide.member_params
+        self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
 
     # Coordinates
 

@@ -108,11 +108,6 @@ class Program(Joint):
         self.likelihood_family: type = type(base_distribution(first.y["fn"]))
         self.num_function_outputs = first.f.shape[1]
 
-    def prepare(self, guide: GuideLike) -> None:
-        """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
-        self.member_params = guide.member_params
-        self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
-
     def inputs(self, x: Tensor) -> Tensor:
         """Inputs in the dtype and on the device of the model.
 

@@ -291,7 +291,7 @@ def test_the_elbo_of_a_plain_model_is_that_of_its_joint(num_particles: int) -> N
     loc, scale = torch.tensor([0.3, -0.4]), torch.tensor([0.2, 0.5])
     guide.move_to(loc)
     guide.scale = scale
-    joint.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
+    joint.prepare(guide)
     noise = torch.randn(num_particles, 2, generator=torch.Generator().manual_seed(0))
     params = {f"guide.{name}": value for name, value in guide.named_parameters()}
     terms = elbo(joint, guide, params, noise)
