@@ -16,7 +16,7 @@ from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.inputs import Data, Init, as_dataset, unchanged
+from pyro_bnn.infer.inputs import FitData, Init, as_dataset, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
 from pyro_bnn.posterior.nature import Fault, Nature, PosteriorKind
@@ -90,7 +90,7 @@ class Engine(ABC, Generic[P]):
             remedies={str(fault): words for fault, words in cls.remedies(options).items()},
         )
 
-    def check_batches(self, data: Data) -> None:
+    def check_batches(self, data: FitData) -> None:
         """Refuse a size of batches beside a ``DataLoader``.
 
         Raises:
@@ -106,7 +106,7 @@ class Engine(ABC, Generic[P]):
     def run(
         self,
         model: Model,
-        data: Data,
+        data: FitData,
         *,
         init: Init = None,
         seed: int = 0,

@@ -21,7 +21,7 @@ from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
-Data: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
+FitData: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
 
 
 Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
@@ -30,7 +30,7 @@ Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
 G = TypeVar("G", bound=Guide)
 
 
-def as_dataset(data: Data) -> Dataset:
+def as_dataset(data: FitData) -> Dataset:
     """The rows of a data set, a pair (x, y), or one pass over a DataLoader.
 
     Raises:

@@ -11,7 +11,7 @@ from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.guides.dropout import AutoDropout
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.inputs import Data, new_guide
+from pyro_bnn.infer.inputs import FitData, new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
@@ -128,7 +128,7 @@ class _AsItIs(Run[GuidePosterior]):
         return problem.guide_posterior(guide, saves, options, method=type(guide).__name__)
 
 
-def mc_dropout(model: DropoutModule, data: Data) -> GuidePosterior:
+def mc_dropout(model: DropoutModule, data: FitData) -> GuidePosterior:
     """The posterior of a network with dropout layers as it is: ``MCDropout(num_steps=0)``.
 
     Args:

@@ -15,7 +15,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.inputs import Data, Init, program_of
+from pyro_bnn.infer.inputs import FitData, Init, program_of
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Nature
@@ -44,7 +44,7 @@ class Problem:
     """
 
     model: Model
-    data: Data
+    data: FitData
     dataset: Dataset
     init: Init
     seed: int

@@ -17,7 +17,7 @@ from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
 from pyro_bnn.infer.mcmc.chains import in_lockstep
-from pyro_bnn.infer.mcmc.leapfrog import Start
+from pyro_bnn.infer.mcmc.leapfrog import Origin
 from pyro_bnn.infer.mcmc.lockstep import UNIFORM_STEPS, Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 
@@ -84,7 +84,7 @@ class Recorder:
     UNIFORMS = 2
 
     @staticmethod
-    def begin(start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Seen:
+    def begin(start: Origin, momentum: Tensor, uniform: Tensor, limit: int) -> Seen:
         _, potential, _ = start
         no = potential != potential
         return Seen(momentum.clone(), uniform.clone(), no, potential * 0, potential[:, None] * 0)
@@ -102,7 +102,7 @@ class Recorder:
         return Seen(momentum + 0, uniform + 0, uniform[:, 0] < 0.5, state.accept_sum, state.stats)
 
     @staticmethod
-    def position(state: Seen, chains: Tensor) -> Start:
+    def position(state: Seen, chains: Tensor) -> Origin:
         return state.momentum[chains], state.accept_sum[chains], state.momentum[chains]
 
 

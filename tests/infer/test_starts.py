@@ -16,7 +16,7 @@ from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import SVI
 from pyro_bnn.infer.starting_points import MEDIAN_DRAWS
-from pyro_bnn.infer.steps.potentials import Target
+from pyro_bnn.infer.steps.potentials import TargetDensity
 from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.posterior import DrawsPosterior, Provenance
@@ -37,10 +37,10 @@ def potential_of(program: Program) -> Any:
     return potential
 
 
-def target_of(program: Program, potential: Any, *batches: Batch) -> Target:
+def target_of(program: Program, potential: Any, *batches: Batch) -> TargetDensity:
     """Of a potential of z alone, and the data of all chains or of each."""
     batches = batches or (program.batch(X, X[:, 0]),)
-    return Target(program, lambda z, *_: potential(z), batches[0], batches)
+    return TargetDensity(program, lambda z, *_: potential(z), batches[0], batches)
 
 
 def start_points(

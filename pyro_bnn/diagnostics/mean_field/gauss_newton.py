@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import ShapeError
 from pyro_bnn.infer.curvature.rows import Curvature, RowTermsOf
-from pyro_bnn.infer.inputs import Data, as_dataset
+from pyro_bnn.infer.inputs import FitData, as_dataset
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -58,7 +58,7 @@ class CurvatureMatrices(NamedTuple):
         return _distance(self.empirical_fisher, self.hessian)
 
 
-def curvature_matrices(model: Model, data: Data, z: Float[Tensor, "n P"]) -> CurvatureMatrices:
+def curvature_matrices(model: Model, data: FitData, z: Float[Tensor, "n P"]) -> CurvatureMatrices:
     """Hessian, Gauss-Newton matrix and empirical Fisher information at points.
 
     Takes P backward passes a point and the memory of P^2 numbers: for small networks.

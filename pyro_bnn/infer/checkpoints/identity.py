@@ -23,7 +23,7 @@ from pyro_bnn.program.program import Program
 TOLERANCE = 1e-3  # of densities: precisions and devices differ by less, models by more
 
 
-class Rows(Protocol):
+class IdentifiedRows(Protocol):
     """Inputs and targets, or the targets of several data sets with these inputs."""
 
     @property
@@ -57,7 +57,7 @@ class Identity:
     def __init__(
         self,
         program: Program,
-        dataset: Rows,
+        dataset: IdentifiedRows,
         *,
         engine: str,
         options: dict[str, Any],
@@ -155,7 +155,7 @@ def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
     return [first, *norms, *others]
 
 
-def _checksum(dataset: Rows, *, in_order: bool) -> str:
+def _checksum(dataset: IdentifiedRows, *, in_order: bool) -> str:
     rows = [_bytes_of_rows(values) for values in (dataset.x, dataset.y)]
     if not in_order:
         joint = np.hstack(rows)

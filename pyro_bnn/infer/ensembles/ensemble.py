@@ -16,7 +16,7 @@ from pyro_bnn.guides.ensemble import AutoEnsemble
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.members import engine_of, members_start
-from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
+from pyro_bnn.infer.ensembles.pushes import EnsembleKind, Push, push_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.steps.rounds import AUTO, NumSteps
@@ -92,7 +92,7 @@ class Ensemble(Engine[GuidePosterior]):
     posterior_kind: ClassVar[PosteriorKind | None] = "members"
 
     num_members: int = 10
-    kind: Kind = "independent"
+    kind: EnsembleKind = "independent"
     member: Engine[Any] | GuideSpec | None = None
     num_steps: NumSteps = AUTO
     learning_rate: float = LEARNING_RATE
@@ -101,7 +101,7 @@ class Ensemble(Engine[GuidePosterior]):
 
     def __post_init__(self) -> None:
         check_positive_int("num_members", self.num_members)
-        check_choice("kind", self.kind, Kind)
+        check_choice("kind", self.kind, EnsembleKind)
         if self.kind == "rto" and self.batch_size is not None:
             raise OptionError(
                 'kind="rto" gives each row\'s target noise of its own, and takes all rows in every '

@@ -16,7 +16,7 @@ from pyro_bnn.guides.guide_mixture import AutoGuideMixture
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import new_guide, unchanged
-from pyro_bnn.infer.parallel.tasks import Task, in_order, number_at_once
+from pyro_bnn.infer.parallel.tasks import ParallelTask, in_order, number_at_once
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run, drive
 from pyro_bnn.infer.svi.options import GuideSpec, name_of
@@ -179,7 +179,7 @@ class ApartRun(GuidesRun):
 
     def __init__(
         self,
-        tasks: Sequence[Task[State]],
+        tasks: Sequence[ParallelTask[State]],
         runs: Sequence[Run[Any]],
         problems: Sequence[Problem],
         options: dict[str, Any],

@@ -58,9 +58,9 @@ from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.program.terms import Batch, Params
 
-Kind: TypeAlias = Literal["independent", "anchored", "rto", "repulsive", "svgd"]
+EnsembleKind: TypeAlias = Literal["independent", "anchored", "rto", "repulsive", "svgd"]
 Push: TypeAlias = Callable[[Tensor, Batch, Params], Tensor]
-Kernel: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+PushKernel: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ANCHORS, TARGETS = 101, 102  # streams of random numbers
 
 
@@ -117,7 +117,7 @@ def pull_of_targets(problem: Problem, num_members: int) -> Tensor:
     return precision.sqrt() * _normal((num_members, *precision.shape), seed, precision)
 
 
-def push_of(kind: Kind, problem: Problem, num_members: int) -> Push | None:
+def push_of(kind: EnsembleKind, problem: Problem, num_members: int) -> Push | None:
     """The push of a kind: the mean over members ``[]`` of what is added to their objectives.
 
     Its arguments are the members z ``[K, P + Q]``, the batch and the values of parameters.
@@ -168,7 +168,7 @@ def repulsion(f: Tensor) -> Tensor:
     return (-square / _width(others)).logsumexp(-1)
 
 
-def stein(points: Tensor, slopes: Tensor, kernel: Kernel) -> Tensor:
+def stein(points: Tensor, slopes: Tensor, kernel: PushKernel) -> Tensor:
     r"""Stein's force on each of K points, downwards: minus :math:`\phi_i` ``[K, D]``.
 
     Args:

@@ -34,7 +34,7 @@ from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.posterior.posterior import NUM_SAMPLES, Posterior
 from pyro_bnn.program.random_state import derived_seed, isolated
 
-Kind: TypeAlias = Literal["random", "pca", "curve"]
+SubspaceKind: TypeAlias = Literal["random", "pca", "curve"]
 OTHER, DIRECTIONS, CURVE = 131, 132, 133  # streams of random numbers
 
 
@@ -103,7 +103,7 @@ class Subspace(Engine[DrawsPosterior]):
     inner: ClassVar[type[Engine[Any]]] = NUTS  # from the command line
 
     engine: Engine[Any] = NUTS()  # noqa: RUF009  # frozen
-    kind: Kind = "pca"
+    kind: SubspaceKind = "pca"
     rank: int = 5
     prior: Literal["model"] | float = "model"
     around: SWAG = SWAG()  # noqa: RUF009  # frozen
@@ -113,7 +113,7 @@ class Subspace(Engine[DrawsPosterior]):
             raise OptionError(f"engine is an engine with its options, not {self.engine!r:.80}")
         if not isinstance(self.around, SWAG):
             raise OptionError(f"around is a SWAG with its options, not {self.around!r:.80}")
-        check_choice("kind", self.kind, Kind)
+        check_choice("kind", self.kind, SubspaceKind)
         check_positive_int("rank", self.rank)
         check_positive("prior", self.prior, also="model")
         if self.kind == "curve" and self.rank != 2:

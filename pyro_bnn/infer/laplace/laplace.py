@@ -21,7 +21,14 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
-from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST, MinusLogJoint, Mode, polish, settle
+from pyro_bnn.infer.laplace.mode import (
+    ALONG_KINKS,
+    FARTHEST,
+    MinusLogJoint,
+    PolishedMode,
+    polish,
+    settle,
+)
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
@@ -37,7 +44,7 @@ logger = logging.getLogger("pyro_bnn")
 
 NUM_STEPS = 10_000
 FEW = 1_000  # entries of z, up to which all correlations lead to the mode
-Predictive: TypeAlias = Literal["linearised", "weights"]
+PredictiveKind: TypeAlias = Literal["linearised", "weights"]
 PriorScales: TypeAlias = Literal["model", "evidence"]
 FAMILIES: Mapping[str, str] = {
     "full": "AutoMultivariateNormal",
@@ -116,7 +123,7 @@ class Laplace(Engine[GuidePosterior]):
 
     structure: Structure = "full"
     subset: Subset = "all"
-    predictive: Predictive = "linearised"
+    predictive: PredictiveKind = "linearised"
     curvature: NewtonCurvature = "ggn"
     rank: int = 20
     prior_scales: PriorScales = "model"
@@ -127,7 +134,7 @@ class Laplace(Engine[GuidePosterior]):
 
     def __post_init__(self) -> None:
         check_choice("structure", self.structure, Structure)
-        check_choice("predictive", self.predictive, Predictive)
+        check_choice("predictive", self.predictive, PredictiveKind)
         check_choice("curvature", self.curvature, NewtonCurvature)
         check_choice("prior_scales", self.prior_scales, PriorScales)
         check_positive_int("rank", self.rank)
@@ -272,7 +279,7 @@ class LaplaceRun(Training):
         saves: The checkpoint, which says how the run that is resumed computes.
 
     Attributes:
-        found: The Gaussian and what is known of it, once the steps are done.
+        approximation: The Gaussian and what is known of it, once the steps are done.
     """
 
     def __init__(
@@ -295,7 +302,7 @@ class LaplaceRun(Training):
         )
         self.engine, self.num_steps, self.title = engine, num_steps, type(engine).__name__
         self._on_the_way, self._at_mode = on_the_way, at_mode
-        self.found: tuple[Guide, dict[str, Any]] | None = None
+        self.approximation: tuple[Guide, dict[str, Any]] | None = None
         if not num_steps:
             self.compile_path = "eager"
 
@@ -328,9 +335,9 @@ class LaplaceRun(Training):
         told: dict[str, Any] = {"newton_decrement": mode.decrement, "polish_gain": mode.gain}
         if entries is None or len(entries) == len(mode.z):
             told["log_evidence"] = _log_evidence(mode, q)
-        self.found = guide, told | ({"found_scales": scales} if scales else {})
+        self.approximation = guide, told | ({"found_scales": scales} if scales else {})
 
-    def _precision_of(self, mode: Mode) -> tuple[Any, Tensor | None]:
+    def _precision_of(self, mode: PolishedMode) -> tuple[Any, Tensor | None]:
         """The precision at a mode, and the entries ``[P']`` that it is over, None for all."""
         engine, at_mode = self.engine, self._at_mode
         if at_mode is None:
@@ -342,7 +349,9 @@ class LaplaceRun(Training):
             at_mode = engine.curvature_of(objective, entries)
         return at_mode(mode.z, is_mode=True), at_mode.entries
 
-    def _with_evidence(self, objective: MinusLogJoint, mode: Mode) -> tuple[Mode, dict[str, float]]:
+    def _with_evidence(
+        self, objective: MinusLogJoint, mode: PolishedMode
+    ) -> tuple[PolishedMode, dict[str, float]]:
         """The mode under the priors' scales at which the evidence is largest, and these."""
         blocks, since = evidence.blocks_of(objective), 0
         best = -math.inf, mode, objective.factors
@@ -359,7 +368,7 @@ class LaplaceRun(Training):
         _, mode, objective.factors = best
         return mode, evidence.scales_of(objective, blocks)
 
-    def _require_mode(self, mode: Mode) -> None:
+    def _require_mode(self, mode: PolishedMode) -> None:
         if mode.is_mode:
             return
         by_site = {
@@ -376,16 +385,16 @@ class LaplaceRun(Training):
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian; before the last step the point that was reached."""
-        if self.found is None:
+        if self.approximation is None:
             return super().posterior(problem, saves)
-        guide, told = self.found
+        guide, told = self.approximation
         options = {**asdict(self.engine), "compiled": self.is_compiled, **told}
         return problem.guide_posterior(
             guide, saves, options, losses=self.losses, cls=LaplacePosterior
         )
 
 
-def _log_evidence(mode: Mode, q: Any) -> float:
+def _log_evidence(mode: PolishedMode, q: Any) -> float:
     """Laplace's approximation of it, of a precision over all entries of z; nats."""
     of_volume = len(mode.z) * math.log(2 * math.pi) - float(q.log_det())
     return 0.5 * of_volume - float(mode.minus_log_joint)

@@ -137,7 +137,7 @@ class MinusLogJoint:
         return hessian.double()
 
 
-class Mode(NamedTuple):
+class PolishedMode(NamedTuple):
     """Where a polish ended.
 
     Attributes:
@@ -173,7 +173,9 @@ class Mode(NamedTuple):
         return self.decrement < FARTHEST or self.gain < ALONG_KINKS
 
 
-def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z: Tensor) -> Mode:
+def polish(
+    objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z: Tensor
+) -> PolishedMode:
     """Go down from z ``[P]`` until no step gains anything, beyond saddles.
 
     What is a mode already stays where it is: nothing to gain is what its rounding hides.
@@ -182,7 +184,7 @@ def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z
     for left in range(ROUNDS, -1, -1):
         precision = precision_at(z)
         value, gradient = objective(z)
-        mode = Mode(z, value, 0.5 * gradient * precision.solve(gradient), gain)
+        mode = PolishedMode(z, value, 0.5 * gradient * precision.solve(gradient), gain)
         rounding = ROUNDING * torch.finfo(objective.program.dtype).eps * float(1 + value.abs())
         if mode.decrement < rounding:
             mode, is_settled = mode._replace(gain=0.0), True
@@ -197,7 +199,9 @@ def polish(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z
     return mode
 
 
-def settle(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], mode: Mode) -> Mode:
+def settle(
+    objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], mode: PolishedMode
+) -> PolishedMode:
     """Go on along the kinks at which a polish ended, by small steps of Adam.
 
     The gradient of one side of a kink leads over it to a higher point, so that L-BFGS stands still
@@ -211,7 +215,7 @@ def settle(objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], m
         if rate == RATES[-1] and gain < FARTHEST:
             break
     value, gradient = objective(z)
-    return Mode(z, value, 0.5 * gradient * precision_at(z).solve(gradient), gain)
+    return PolishedMode(z, value, 0.5 * gradient * precision_at(z).solve(gradient), gain)
 
 
 def _slide(

@@ -35,7 +35,7 @@ from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
-from pyro_bnn.infer.steps.potentials import Target, of_each, of_one
+from pyro_bnn.infer.steps.potentials import TargetDensity, of_each, of_one
 from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, PosteriorKind
@@ -227,7 +227,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
 
     def _sampling(
         self,
-        target: Target,
+        target: TargetDensity,
         starts: Tensor,
         began: float,
         *,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pyro_bnn.infer.mcmc.leapfrog import (
     MAX_ENERGY_ERROR,
-    Start,
+    Origin,
     energy_error,
     kinetic,
     leapfrog,
@@ -70,7 +70,7 @@ class Trajectory(NamedTuple):
     stats: Tensor
 
 
-def begin(start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Trajectory:
+def begin(start: Origin, momentum: Tensor, uniform: Tensor, limit: int) -> Trajectory:
     """Trajectories of one point, whose lengths are not drawn yet.
 
     Args:
@@ -105,7 +105,7 @@ def is_possible(state: Any, limit: int) -> bool:
     return bool((is_under_way | (state.num_steps == 0)).all())
 
 
-def position(state: Trajectory, chains: Tensor) -> Start:
+def position(state: Trajectory, chains: Tensor) -> Origin:
     """Latest draws of some chains."""
     return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pyro_bnn.infer.mcmc.leapfrog import Start
+from pyro_bnn.infer.mcmc.leapfrog import Origin
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.steps.potentials import Potential
 
@@ -35,7 +35,7 @@ class Kernel(Protocol):
     def UNIFORMS(self) -> int:  # noqa: N802
         """How many uniform numbers a step takes for each chain."""
 
-    def begin(self, start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Any:
+    def begin(self, start: Origin, momentum: Tensor, uniform: Tensor, limit: int) -> Any:
         """State of chains that start a trajectory."""
 
     def step(
@@ -56,5 +56,5 @@ class Kernel(Protocol):
         From another one a step may read beyond its tensors, or a trajectory never end.
         """
 
-    def position(self, state: Any, chains: Tensor) -> Start:
+    def position(self, state: Any, chains: Tensor) -> Origin:
         """Latest draws of some chains, where their next trajectories start."""

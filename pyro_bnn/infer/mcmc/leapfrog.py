@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.steps.potentials import Potential
 
-Start: TypeAlias = tuple[Tensor, Tensor, Tensor]
+Origin: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Where trajectories start: z ``[C, P]``, U there ``[C]``, its gradient ``[C, P]``."""
 
 MAX_ENERGY_ERROR = 1_000.0  # nats above the start at which a trajectory counts as diverging

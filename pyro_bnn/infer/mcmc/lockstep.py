@@ -29,7 +29,7 @@ from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import step_size as averaging
 from pyro_bnn.infer.mcmc.kernel import Kernel
-from pyro_bnn.infer.mcmc.leapfrog import Start
+from pyro_bnn.infer.mcmc.leapfrog import Origin
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.step_size import DualAveraging
 from pyro_bnn.infer.steps.potentials import Potential
@@ -429,7 +429,7 @@ class Lockstep(ABC):
     def _begin(
         self,
         at: Tensor,
-        start: Start,
+        start: Origin,
         momentum: Tensor,
         step_size: Tensor,
     ) -> None:

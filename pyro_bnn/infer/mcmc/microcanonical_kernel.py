@@ -54,7 +54,7 @@ from torch import Tensor
 from pyro_bnn.infer.mcmc import hmc_kernel
 from pyro_bnn.infer.mcmc.hmc_kernel import choose, drawn_length
 from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, refresh, unit
-from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Start
+from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Origin
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.steps.potentials import Potential
 
@@ -111,7 +111,7 @@ class _Microcanonical(ABC):
     ORDER: ClassVar[int | None]
     UNIFORMS: ClassVar[int] = 2  # acceptance, length of a trajectory that begins
 
-    def begin(self, start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Flight:
+    def begin(self, start: Origin, momentum: Tensor, uniform: Tensor, limit: int) -> Flight:
         """Trajectories of one point, of velocities in the directions of the momenta ``[C, P]``."""
         del uniform, limit  # of the form of all kernels
         z, potential, grad = start
@@ -140,7 +140,7 @@ class _Microcanonical(ABC):
         parts = set(state.parts.tolist())
         return hmc_kernel.is_possible(state, limit) and parts <= {1, PARTS, STRETCH * PARTS}
 
-    def position(self, state: Flight, chains: Tensor) -> Start:
+    def position(self, state: Flight, chains: Tensor) -> Origin:
         """Latest draws of some chains."""
         return state.start_z[chains], state.start_potential[chains], state.start_grad[chains]
 

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from pyro_bnn.infer.mcmc.leapfrog import (
     MAX_ENERGY_ERROR,
+    Origin,
     Point,
-    Start,
     energy_error,
     kinetic,
     leapfrog,
@@ -112,7 +112,7 @@ ORDER = None
 UNIFORMS = 3  # that a step uses of each chain: choice in the subtree, choice at a join, direction
 
 
-def position(tree: Tree, chains: Tensor) -> Start:
+def position(tree: Tree, chains: Tensor) -> Origin:
     """Latest draws of some chains."""
     place = chains, tree.chosen[chains]
     return tree.point_z[place], tree.point_potential[place], tree.point_grad[place]
@@ -127,7 +127,7 @@ def is_possible(tree: Tree, limit: int) -> bool:
     return bool((is_size & is_leaf & are_places[0] & are_places[1]).all())
 
 
-def begin(start: Start, momentum: Tensor, uniform: Tensor, limit: int) -> Tree:
+def begin(start: Origin, momentum: Tensor, uniform: Tensor, limit: int) -> Tree:
     """Trajectories of one point.
 
     Args:

@@ -28,7 +28,7 @@ from pyro_bnn.infer.steps.rounds import (
 MAX_STEPS, DESCENT_STEPS = 16_000, 2_000  # of q, and of Adam before it
 POWER = 0.55  # of the schedule "power", as SLANG's authors have it
 
-Schedule: TypeAlias = Literal["rounds", "constant", "cosine", "power"]
+RateSchedule: TypeAlias = Literal["rounds", "constant", "cosine", "power"]
 Expectation: TypeAlias = Literal["sample", "mean"]
 Covariance: TypeAlias = Literal["diagonal", "full"]
 
@@ -40,7 +40,7 @@ COUNTS = ("max_steps", "num_particles", "batch_size", "rank")
 RATES = ("learning_rate", "precision_learning_rate", "data_factor", "temperature")
 SIZES = ("init_scale", "init_curvature", "clip_radius")
 CHOICES: Mapping[str, Any] = {
-    "schedule": Schedule,
+    "schedule": RateSchedule,
     "expectation": Expectation,
     "covariance": Covariance,
     "curvature": NewtonCurvature,
@@ -67,7 +67,7 @@ class NaturalOptions(Length):
     max_steps: int | None = None
     learning_rate: float = 0.1
     precision_learning_rate: float | None = None
-    schedule: Schedule = "rounds"
+    schedule: RateSchedule = "rounds"
     batch_size: int | None = None
     num_particles: int = 1
     antithetic: bool = False

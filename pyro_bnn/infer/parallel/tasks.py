@@ -19,7 +19,7 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.posterior.provenance import one_of_processes
 
 T = TypeVar("T")
-Task: TypeAlias = Callable[[], T]
+ParallelTask: TypeAlias = Callable[[], T]
 
 _one_at_a_time = threading.Lock()  # in a process: Pyro's and torch's random state are its own
 
@@ -31,7 +31,7 @@ def number_at_once() -> int:
     return int(joblib.effective_n_jobs(joblib.Parallel().n_jobs))
 
 
-def in_order(tasks: Iterable[Task[T]]) -> Iterator[T]:
+def in_order(tasks: Iterable[ParallelTask[T]]) -> Iterator[T]:
     """What each task returns, in their order, as soon as it is there.
 
     Under ``joblib.parallel_config("loky", n_jobs=2)``, or with ``"dask"`` and a client, tasks are

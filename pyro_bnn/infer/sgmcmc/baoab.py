@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, StepInputs
 from pyro_bnn.infer.sgmcmc.engine import WithMomenta
 
 
@@ -72,12 +72,14 @@ class BAOAB(WithMomenta):
         ['configurational_temperature', 'kinetic_temperature', 'step_size']
     """
 
-    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+    def step(
+        self, state: ChainState, slope: Tensor, noise: Tensor, inputs: StepInputs
+    ) -> ChainState:
         """One step; see the base class."""
-        z, p, h = state["z"], state["p"], given.step_size
+        z, p, h = state["z"], state["p"], inputs.step_size
         c = torch.exp(-self.friction * h)
         p = p - h * slope
         z = z + h / 2 * p
-        p = c * p + (given.temperature * (1 - c * c)).sqrt() * noise
+        p = c * p + (inputs.temperature * (1 - c * c)).sqrt() * noise
         z = z + h / 2 * p
         return {"z": z, "p": p}

@@ -23,7 +23,7 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
-from pyro_bnn.infer.sgmcmc.schedule import Cycles, Schedule
+from pyro_bnn.infer.sgmcmc.schedule import Cycles, StepSchedule
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, PosteriorKind
 
@@ -67,7 +67,7 @@ class Cyclical(Engine[DrawsPosterior]):
                 "engine is SGLD, SGHMC, SGNHT, BAOAB or PSGLD with its options, not "
                 f"{self.engine!r}"
             )
-        if type(self.engine.schedule) is not Schedule:
+        if type(self.engine.schedule) is not StepSchedule:
             raise OptionError(
                 "power would have no effect, as cycles set the step: leave it at None"
             )

@@ -13,15 +13,15 @@ from pyro_bnn.checks import check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer.compiling import check_compile
 
-State: TypeAlias = dict[str, Tensor]
+ChainState: TypeAlias = dict[str, Tensor]
 """Tensors of all chains by name, ``"z"`` ``[C, P]`` the first of them."""
 
 Control: TypeAlias = Literal["mode", "svrg"]
 HEAT = 0.05  # by which the noise of batches may raise the temperature, on average over coordinates
 
 
-class Given(NamedTuple):
-    """What a step is told beside the state.
+class StepInputs(NamedTuple):
+    """What a step takes beside the state and the gradient.
 
     Attributes:
         step_size: The step h, ``[]``.
@@ -75,7 +75,7 @@ class Dynamics(ABC):
         check_compile(self.compile)
 
     @abstractmethod
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> ChainState:
         """The state of chains that start at z.
 
         Args:
@@ -85,14 +85,16 @@ class Dynamics(ABC):
         """
 
     @abstractmethod
-    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+    def step(
+        self, state: ChainState, slope: Tensor, noise: Tensor, inputs: StepInputs
+    ) -> ChainState:
         """The state after a step: a pure function of tensors.
 
         Args:
             state: That before it.
             slope: Estimate of the gradient of U at its z ``[C, P]``.
             noise: Normal numbers ``[C, P]``.
-            given: Step size, temperature, and what else a step is told.
+            inputs: Step size, temperature, and what else a step takes.
         """
 
     @abstractmethod
@@ -104,7 +106,7 @@ class Dynamics(ABC):
             variance: Variance of the gradient's entries over batches, their mean, over T.
         """
 
-    def scale(self, state: State) -> Tensor:
+    def scale(self, state: ChainState) -> Tensor:
         """Scales ``[C, P]`` of coordinates in which the steps are all alike; else ones."""
         return torch.ones_like(state["z"])
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from pyro_bnn.checks import check_positive
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Dynamics, State
+from pyro_bnn.infer.sgmcmc.dynamics import HEAT, ChainState, Dynamics
 from pyro_bnn.infer.sgmcmc.run import Chains
-from pyro_bnn.infer.sgmcmc.schedule import Schedule
+from pyro_bnn.infer.sgmcmc.schedule import StepSchedule
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, PosteriorKind
 
@@ -44,15 +44,15 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
         }
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> StepSchedule:
         """Of the step after the warm-up."""
-        return Schedule()
+        return StepSchedule()
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
         return self.start_on(problem, self.schedule, asdict(self))
 
-    def start_on(self, problem: Problem, schedule: Schedule, options: dict[str, Any]) -> Start:
+    def start_on(self, problem: Problem, schedule: StepSchedule, options: dict[str, Any]) -> Start:
         """A run that is ready, of steps on a schedule; the options are for its provenance."""
         problem.warn_of_held_parameters()
         return Start(
@@ -70,7 +70,7 @@ class WithMomenta(SGMCMC):
         super().__post_init__()
         check_positive("friction", self.friction)
 
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> ChainState:
         """Chains with momenta; see the base class."""
         del curvature
         return {"z": z, "p": normal}

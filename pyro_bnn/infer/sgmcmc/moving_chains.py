@@ -12,7 +12,7 @@ from pyro_bnn.capture import Captured
 from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.sgmcmc.batches import BatchesOfChains
-from pyro_bnn.infer.sgmcmc.dynamics import Dynamics, Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, Dynamics, StepInputs
 from pyro_bnn.infer.sgmcmc.gradient import difference, slope_of_all
 from pyro_bnn.infer.steps.potentials import Potential
 from pyro_bnn.program.terms import Batch
@@ -72,7 +72,7 @@ class MovingChains:
         self.method, self.potential, self.batches, self._whole = method, potential, batches, whole
         self.generator = torch.Generator(z.device).manual_seed(seed)
         z, zero, one = z.detach(), torch.zeros_like(z), torch.ones_like(z[0])
-        self.now: State = method.begin(z.clone(), zero, one)
+        self.now: ChainState = method.begin(z.clone(), zero, one)
         self.tuned = Tuned(one, z.clone(), zero, z.clone(), zero)
         self._noise, self._controls = torch.zeros_like(z), z.new_zeros(3)
         self._make_graphs(path, name, num_steps)
@@ -156,7 +156,7 @@ class MovingChains:
             slope = scale * slope
             configurational = ((state["z"] - centre) * slope).mean(-1)
             h, temperature, adapts = controls.unbind()
-            step = Given(h, temperature, adapts, variance)
+            step = StepInputs(h, temperature, adapts, variance)
             new = self.method.step(state, slope, noise, step)
             kinetic = new.get("p", noise).square().mean(-1)
             stats = torch.stack([configurational, kinetic], -1)

@@ -25,7 +25,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive, check_share
-from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, StepInputs
 from pyro_bnn.infer.sgmcmc.engine import WithoutMomenta
 
 
@@ -53,19 +53,21 @@ compile: As of :class:`BAOAB`; the step h is as of :class:`SGLD`.
         check_share("decay", self.decay)
         check_positive("damping", self.damping)
 
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> ChainState:
         """Chains, and averages v of the squared gradient; see the base class."""
         del normal
         return {"z": z, "square": curvature.expand_as(z)}
 
-    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+    def step(
+        self, state: ChainState, slope: Tensor, noise: Tensor, inputs: StepInputs
+    ) -> ChainState:
         """One step; see the base class."""
-        z, v, h = state["z"], state["square"], given.step_size
-        v = v + given.adapts * (1 - self.decay) * (slope * slope - v)
+        z, v, h = state["z"], state["square"], inputs.step_size
+        v = v + inputs.adapts * (1 - self.decay) * (slope * slope - v)
         g = 1 / (self.damping + v.sqrt())
-        z = z - h * g * slope + (2 * h * given.temperature * g).sqrt() * noise
+        z = z - h * g * slope + (2 * h * inputs.temperature * g).sqrt() * noise
         return {"z": z, "square": v}
 
-    def scale(self, state: State) -> Tensor:
+    def scale(self, state: ChainState) -> Tensor:
         """The root of G ``[C, P]``; see the base class."""
         return (self.damping + state["square"].sqrt()).rsqrt()

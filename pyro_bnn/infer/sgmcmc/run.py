@@ -21,7 +21,7 @@ from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, own_batches
 from pyro_bnn.infer.sgmcmc.dynamics import Dynamics
 from pyro_bnn.infer.sgmcmc.gradient import difference
 from pyro_bnn.infer.sgmcmc.moving_chains import MovingChains, Tuned
-from pyro_bnn.infer.sgmcmc.schedule import Plan, Schedule
+from pyro_bnn.infer.sgmcmc.schedule import Plan, StepSchedule
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.warm_up import WarmUp
 from pyro_bnn.infer.steps.potentials import of_one
@@ -61,7 +61,7 @@ class Chains(Run[DrawsPosterior]):
         method: Dynamics,
         problem: Problem,
         saves: Checkpoint,
-        schedule: Schedule,
+        schedule: StepSchedule,
         options: Mapping[str, Any],
     ) -> None:
         self.method, self.options, self.title = method, dict(options), problem.engine

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyro_bnn.errors import OptionError
 
 
-class Schedule:
+class StepSchedule:
     """Factors of the step size, by the number t of a step after the warm-up, from 0; here ones."""
 
     def factors(self, t: NDArray[np.int64], num_steps: int) -> Float[np.ndarray, " T"]:
@@ -30,7 +30,7 @@ class Schedule:
         return np.ones(t.shape, dtype=np.bool_)
 
 
-class Decay(Schedule):
+class Decay(StepSchedule):
     r"""Welling and Teh's :math:`\epsilon_t = a (b + t)^{-\gamma}`, as factors of its first step.
 
     Args:
@@ -47,7 +47,7 @@ class Decay(Schedule):
         return np.asarray((1 + t / self.delay) ** -self.power)
 
 
-class Cycles(Schedule):
+class Cycles(StepSchedule):
     r"""Cosine cycles, :math:`\epsilon_k = (\epsilon_0 / 2) [\cos(\pi r) + 1]`.
 
     With :math:`r = \mathrm{mod}(k - 1, \lceil n/M \rceil) / \lceil n/M \rceil` of step k = t + 1 of
@@ -93,7 +93,9 @@ class Plan:
             several multiples.
     """
 
-    def __init__(self, schedule: Schedule, num_steps: int, num_samples: int, power: float) -> None:
+    def __init__(
+        self, schedule: StepSchedule, num_steps: int, num_samples: int, power: float
+    ) -> None:
         t = np.arange(num_steps)
         self.factors = schedule.factors(t, num_steps) ** power
         self.samples = schedule.samples(t, num_steps)

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, StepInputs
 from pyro_bnn.infer.sgmcmc.engine import WithMomenta
 
 
@@ -47,11 +47,13 @@ compile: As of :class:`BAOAB`.
     uses_variance: ClassVar[bool] = True
     undoes_noise: ClassVar[bool] = True
 
-    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+    def step(
+        self, state: ChainState, slope: Tensor, noise: Tensor, inputs: StepInputs
+    ) -> ChainState:
         """One step; see the base class."""
-        z, p, h = state["z"], state["p"], given.step_size
+        z, p, h = state["z"], state["p"], inputs.step_size
         alpha = self.friction * h
-        own = 2 * alpha * given.temperature - h * h * given.variance
+        own = 2 * alpha * inputs.temperature - h * h * inputs.variance
         p = (1 - alpha) * p - h * slope + own.clamp(min=0).sqrt() * noise
         return {"z": z + h * p, "p": p}
 

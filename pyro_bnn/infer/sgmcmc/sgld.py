@@ -26,9 +26,9 @@ from torch import Tensor
 
 from pyro_bnn.checks import check_positive
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, StepInputs
 from pyro_bnn.infer.sgmcmc.engine import WithoutMomenta
-from pyro_bnn.infer.sgmcmc.schedule import Decay, Schedule
+from pyro_bnn.infer.sgmcmc.schedule import Decay, StepSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +70,18 @@ class SGLD(WithoutMomenta):
         check_positive("delay", self.delay)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> StepSchedule:
         """A constant step, or Welling and Teh's."""
-        return Schedule() if self.power is None else Decay(self.power, self.delay)
+        return StepSchedule() if self.power is None else Decay(self.power, self.delay)
 
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> ChainState:
         """Chains; see the base class."""
         del normal, curvature
         return {"z": z}
 
-    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+    def step(
+        self, state: ChainState, slope: Tensor, noise: Tensor, inputs: StepInputs
+    ) -> ChainState:
         """One step; see the base class."""
-        z, h = state["z"], given.step_size
-        return {"z": z - h * slope + (2 * h * given.temperature).sqrt() * noise}
+        z, h = state["z"], inputs.step_size
+        return {"z": z - h * slope + (2 * h * inputs.temperature).sqrt() * noise}

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, StepInputs
 from pyro_bnn.infer.sgmcmc.engine import WithMomenta
 
 NO_FRICTION = 1e-6  # below which (1 - c^2) / zeta is its limit, 2 h
@@ -45,20 +45,22 @@ compile: As of :class:`BAOAB`.
 
     undoes_noise: ClassVar[bool] = True
 
-    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> State:
+    def begin(self, z: Tensor, normal: Tensor, curvature: Tensor) -> ChainState:
         """Chains with momenta, thermostats at the target; see the base class."""
         own = {"thermostat": torch.full_like(z[:, :1], self.friction)}
         return {**super().begin(z, normal, curvature), **own}
 
-    def step(self, state: State, slope: Tensor, noise: Tensor, given: Given) -> State:
+    def step(
+        self, state: ChainState, slope: Tensor, noise: Tensor, inputs: StepInputs
+    ) -> ChainState:
         """One step; see the base class."""
-        z, p, zeta, h = state["z"], state["p"], state["thermostat"], given.step_size
+        z, p, zeta, h = state["z"], state["p"], state["thermostat"], inputs.step_size
         safe = torch.where(zeta.abs() > NO_FRICTION, zeta, torch.full_like(zeta, NO_FRICTION))
         spread = -self.friction * torch.expm1(-2 * safe * h) / safe
         p = p - h * slope
         z = z + h / 2 * p
-        p = torch.exp(-zeta * h) * p + (given.temperature * spread).sqrt() * noise
+        p = torch.exp(-zeta * h) * p + (inputs.temperature * spread).sqrt() * noise
         z = z + h / 2 * p
-        excess = p.square().mean(-1, keepdim=True) - given.temperature
-        moves = (given.temperature > 0).to(zeta)  # where a cycle explores there is no target
+        excess = p.square().mean(-1, keepdim=True) - inputs.temperature
+        moves = (inputs.temperature > 0).to(zeta)  # where a cycle explores there is no target
         return {"z": z, "p": p, "thermostat": zeta + h * moves * excess}

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 HALVINGS = 200  # of the interval of b: to its last digit, however steep the likelihood
 
-Array = Float[np.ndarray, " n"]
+FloatArray = Float[np.ndarray, " n"]
 
 
 class Evidence(NamedTuple):
@@ -27,13 +27,13 @@ class Evidence(NamedTuple):
     error: float
 
 
-def effective_share(log_likelihoods: Array, step: float) -> float:
+def effective_share(log_likelihoods: FloatArray, step: float) -> float:
     """ESS over n of the weights exp(step l); those of particles of density 0 are 0."""
     w, _ = _weights(log_likelihoods, step)
     return float(w.sum() ** 2 / (w @ w) / len(w))
 
 
-def next_temperature(log_likelihoods: Array, b: float, share: float) -> float:
+def next_temperature(log_likelihoods: FloatArray, b: float, share: float) -> float:
     """The largest b' in (b, 1] at which the ESS is at least a share of the particles.
 
     Particles of density 0 are lost at every b' alike, and do not count.
@@ -65,14 +65,14 @@ def next_temperature(log_likelihoods: Array, b: float, share: float) -> float:
     return high  # above b, even where no double between them is
 
 
-def log_mean_weight(log_likelihoods: Array, step: float) -> float:
+def log_mean_weight(log_likelihoods: FloatArray, step: float) -> float:
     """Log of the mean of exp(step l): the increase of log Z."""
     w, largest = _weights(log_likelihoods, step)
     return largest + math.log(w.mean())
 
 
 def systematic(
-    log_likelihoods: Array, step: float, count: int, uniform: float
+    log_likelihoods: FloatArray, step: float, count: int, uniform: float
 ) -> Int[np.ndarray, " m"]:
     """Ascending numbers of particles, each drawn by its weight exp(step l), by one uniform number.
 
@@ -112,7 +112,7 @@ def combined(log_evidences: Float[np.ndarray, " M"]) -> Evidence:
     return Evidence(value, error)
 
 
-def correlation(a: Array, b: Array) -> float:
+def correlation(a: FloatArray, b: FloatArray) -> float:
     """Correlation of log likelihoods before and after moves; 1 where one of them is constant."""
     both = np.isfinite(a) & np.isfinite(b)
     if both.sum() < 2 or a[both].std() == 0 or b[both].std() == 0:
@@ -120,7 +120,7 @@ def correlation(a: Array, b: Array) -> float:
     return float(np.corrcoef(a[both], b[both])[0, 1])
 
 
-def _weights(log_likelihoods: Array, step: float) -> tuple[Array, float]:
+def _weights(log_likelihoods: FloatArray, step: float) -> tuple[FloatArray, float]:
     """Weights exp(step l) over the largest of them, and the log of that one."""
     largest = log_likelihoods.max()
     return np.exp(step * (log_likelihoods - largest)), step * float(largest)

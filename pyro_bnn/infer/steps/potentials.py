@@ -17,7 +17,7 @@ Potential: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 """Maps z ``[C, P]``, and maybe data, to U ``[C]``, minus the log density, and its gradient."""
 
 
-class Target(NamedTuple):
+class TargetDensity(NamedTuple):
     """A posterior that all chains sample, or one for each.
 
     Attributes:
@@ -38,12 +38,12 @@ class Target(NamedTuple):
         return len(self.batches) > 1
 
 
-def of_one(program: Program, batch: Batch) -> Target:
+def of_one(program: Program, batch: Batch) -> TargetDensity:
     """The posterior of one data set."""
-    return Target(program, potential_of(program), batch, [batch])
+    return TargetDensity(program, potential_of(program), batch, [batch])
 
 
-def of_each(program: Program, batches: Sequence[Batch]) -> Target:
+def of_each(program: Program, batches: Sequence[Batch]) -> TargetDensity:
     """The posteriors of data sets with the same inputs, one for each chain.
 
     Its potential raises ModelError if the model cannot be batched over data sets.
@@ -62,7 +62,7 @@ def of_each(program: Program, batches: Sequence[Batch]) -> Target:
             ) from error
 
     data = Batch(batches[0].x, torch.stack([batch.y for batch in batches]))
-    return Target(program, _potential(log_joints), data, batches)
+    return TargetDensity(program, _potential(log_joints), data, batches)
 
 
 def potential_of(program: Program) -> Potential:

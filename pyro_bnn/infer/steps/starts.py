@@ -10,7 +10,7 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.starting_points import at_medians, starting_points
-from pyro_bnn.infer.steps.potentials import Target
+from pyro_bnn.infer.steps.potentials import TargetDensity
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.program import Program
@@ -21,7 +21,7 @@ MAX_STARTS = 20  # tries for each chain
 KNOWN_DRAWS = 200  # of a Gaussian that chains start at, for their first mass matrix
 
 
-def find_starts(target: Target, init: Init, num_chains: int, seed: int) -> Tensor:
+def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -> Tensor:
     """Starting points ``[C, P]`` with finite density and gradient.
 
     Args:
@@ -60,7 +60,7 @@ def find_starts(target: Target, init: Init, num_chains: int, seed: int) -> Tenso
     )
 
 
-def known_before(target: Target, init: Init, seed: int) -> tuple[Tensor, Tensor] | None:
+def known_before(target: TargetDensity, init: Init, seed: int) -> tuple[Tensor, Tensor] | None:
     """Draws ``[n, P]`` of the Gaussian that chains start at, and the gradients of U there.
 
     They show the posterior's widths before any draw of it. Of a mixture they would show how far

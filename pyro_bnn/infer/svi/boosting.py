@@ -23,7 +23,7 @@ from pyro_bnn.guides import AutoNormal, AutoNormalMixture
 from pyro_bnn.guides.parts.components import Components
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.inputs import Data, as_dataset, new_guide, set_up, unchanged
+from pyro_bnn.infer.inputs import FitData, as_dataset, new_guide, set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
@@ -46,7 +46,7 @@ ESTIMATORS = (*FOR_ALL, LocalReparameterization.name)  # those that serve a new 
 
 def boost(
     posterior: Posterior,
-    data: Data,
+    data: FitData,
     *,
     num_steps: int = 5_000,
     learning_rate: float = LEARNING_RATE,
@@ -212,7 +212,7 @@ class NewComponent(AutoNormal):
 class _Growth:
     """The model and the data, with the point-estimated parameters held at a posterior's."""
 
-    def __init__(self, posterior: Posterior, data: Data, *, num_draws: int, seed: int) -> None:
+    def __init__(self, posterior: Posterior, data: FitData, *, num_draws: int, seed: int) -> None:
         rows = as_dataset(data)
         self.problem = Problem(posterior.model, data, rows, None, seed, "boost")
         self.posterior, self.num_draws, self.pair = posterior, num_draws, (rows.x, rows.y)

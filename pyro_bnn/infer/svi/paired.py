@@ -36,8 +36,8 @@ PART = 1 << 15  # rows of a pair, of a table of more than twice as many
 STREAM = 211  # of random numbers, beside those of starts and steps
 
 
-Values = Sequence[Tensor]
-Objective = Callable[[Values, Sequence[Tensor], Batch], Tensor]
+ParameterValues = Sequence[Tensor]
+ObjectiveAt = Callable[[ParameterValues, Sequence[Tensor], Batch], Tensor]
 
 
 def rows_of_a_pair(num_rows: int) -> int:
@@ -61,7 +61,7 @@ class PairedObjective:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: ObjectiveAt,
         draw_noise: Callable[[int, torch.Generator], Tensor],
         whole: Batch,
         *,
@@ -85,7 +85,9 @@ class PairedObjective:
         self._at_once = max(1, min(AT_ONCE, NUMBERS // (size * a_row)))
         self._is_batched = True
 
-    def gain(self, before: Values, after: Values, most: int = MOST) -> tuple[float, float]:
+    def gain(
+        self, before: ParameterValues, after: ParameterValues, most: int = MOST
+    ) -> tuple[float, float]:
         """Rise of the objective from one snapshot to another, and its standard error, nats.
 
         Draws are made until the error is small, or the gain plain; at most ``most`` pairs.
@@ -110,7 +112,7 @@ class PairedObjective:
             if error <= ENOUGH or is_plain or len(deltas) >= most or not math.isfinite(error):
                 return mean, error
 
-    def best(self, snapshots: Sequence[Values], count: int) -> list[int]:
+    def best(self, snapshots: Sequence[ParameterValues], count: int) -> list[int]:
         """Which snapshots have the highest objectives, at most ``count``, the best one first."""
         scores = []
         for values in snapshots:
@@ -125,7 +127,9 @@ class PairedObjective:
         device = self._whole.x.device
         return torch.Generator(device).manual_seed(derived_seed(self._seed, STREAM))
 
-    def _at(self, values: Values, done: int, count: int, generator: torch.Generator) -> Tensor:
+    def _at(
+        self, values: ParameterValues, done: int, count: int, generator: torch.Generator
+    ) -> Tensor:
         """The objective at pairs of draws ``[D]`` after ``done`` others, each over its rows."""
         noise = self._draw_noise(count, generator)  # [D, M]
         if not self._parts:
@@ -142,7 +146,7 @@ class PairedObjective:
         return Batch(self._whole.x[rows], self._whole.y[rows])
 
     def _over(
-        self, values: Values, noise: Tensor, whole: Batch, generator: torch.Generator
+        self, values: ParameterValues, noise: Tensor, whole: Batch, generator: torch.Generator
     ) -> Tensor:
         """The objective at pairs of draws ``[D]``, as a mean over blocks of rows."""
         total = torch.zeros(len(noise), dtype=torch.float64, device=noise.device)
@@ -159,7 +163,7 @@ class PairedObjective:
                     total += self._each(values, signed, rows).double() * (share / len(signs))
         return total
 
-    def _each(self, values: Values, noise: Sequence[Tensor], rows: Batch) -> Tensor:
+    def _each(self, values: ParameterValues, noise: Sequence[Tensor], rows: Batch) -> Tensor:
         """The objective at each draw ``[D]``, for a part of the rows."""
 
         def one(*parts: Tensor) -> Tensor:

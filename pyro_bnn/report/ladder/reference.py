@@ -26,7 +26,7 @@ from pyro_bnn.errors import (
     SiteError,
 )
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.inputs import Data, as_dataset
+from pyro_bnn.infer.inputs import FitData, as_dataset
 from pyro_bnn.infer.run import Reached
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.posterior import Posterior
@@ -77,7 +77,7 @@ class _Climbed:
 
 def reference(
     model: Model,
-    data: Split | Data,
+    data: Split | FitData,
     *,
     seconds: float = 600.0,
     seed: int = 0,

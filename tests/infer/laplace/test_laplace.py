@@ -23,7 +23,7 @@ from pyro_bnn.infer.curvature.precision import Dense
 from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.infer.inputs import as_dataset, program_of
 from pyro_bnn.infer.laplace.curvature import CurvatureOf
-from pyro_bnn.infer.laplace.mode import MinusLogJoint, Mode, descend, polish, settle
+from pyro_bnn.infer.laplace.mode import MinusLogJoint, PolishedMode, descend, polish, settle
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.contract import FEW
 from pyro_bnn.program.linearised import LinearisedProgram
@@ -483,7 +483,7 @@ def test_along_a_kink_it_goes_to_the_least_value() -> None:
     stalled, gain = descend(objective, precision, z, 1e-3)
     assert_close(stalled, z, rtol=0, atol=1e-6)
     steps = 0.5 * gradient * precision.solve(gradient)
-    mode = settle(objective, lambda _: precision, Mode(z, value, steps, gain))
+    mode = settle(objective, lambda _: precision, PolishedMode(z, value, steps, gain))
     assert mode.is_mode
     assert mode.decrement > 0.9  # 1, 4 or 25, by the side that it is on
     assert float(mode.minus_log_joint) == pytest.approx(4.0, abs=0.01)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor
 
-from pyro_bnn.infer.sgmcmc.dynamics import Given, State
+from pyro_bnn.infer.sgmcmc.dynamics import ChainState, StepInputs
 
 
 class Affine(NamedTuple):
@@ -32,10 +32,10 @@ class Affine(NamedTuple):
         return found
 
 
-def told(z: Tensor, h: float, temperature: float = 1.0, variance: float = 0.0) -> Given:
+def told(z: Tensor, h: float, temperature: float = 1.0, variance: float = 0.0) -> StepInputs:
     """What a step after the warm-up is told, as tensors like z ``[C, P]``."""
     numbers = (z.new_tensor(h), z.new_tensor(temperature), z.new_tensor(0.0))
-    return Given(*numbers, torch.full_like(z, variance))
+    return StepInputs(*numbers, torch.full_like(z, variance))
 
 
 def affine(
@@ -44,7 +44,7 @@ def affine(
     curvature: float,
     *,
     temperature: float = 1.0,
-    held: State | None = None,
+    held: ChainState | None = None,
     variance: float = 0.0,
 ) -> Affine:
     """The step of a method in one direction of U = curvature z^2 / 2.

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pyro_bnn.infer.sgmcmc.schedule import Cycles, Decay, Plan, Schedule
+from pyro_bnn.infer.sgmcmc.schedule import Cycles, Decay, Plan, StepSchedule
 
 
 def test_the_steps_of_two_cycles_by_hand() -> None:
@@ -36,13 +36,13 @@ def test_the_falling_step_is_that_of_welling_and_teh() -> None:
 
 @pytest.mark.parametrize("thin", [1, 3, 20])
 def test_of_equal_steps_every_thinth_is_kept(thin: int) -> None:
-    plan = Plan(Schedule(), 1_000 * thin, 1_000, 0.5)
+    plan = Plan(StepSchedule(), 1_000 * thin, 1_000, 0.5)
     assert np.flatnonzero(plan.counts).tolist() == list(range(thin - 1, 1_000 * thin, thin))
     assert plan.counts.max() == 1
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
-@pytest.mark.parametrize("schedule", [Decay(0.7, 10.0), Cycles(7, 0.3), Schedule()])
+@pytest.mark.parametrize("schedule", [Decay(0.7, 10.0), Cycles(7, 0.3), StepSchedule()])
 def test_kept_draws_weigh_the_chain_by_its_steps(schedule: object, power: float) -> None:
     # the mean over kept draws is the mean weighted by steps, up to one draw's weight at the ends
     n, num_samples = 20_000, 2_000

@@ -89,7 +89,7 @@ class Product(NamedTuple):
         return value.reshape((*value.shape[:-1], *middle, value.shape[-1]))
 
 
-Rule: TypeAlias = Callable[[Product], Tensor]
+ProductRule: TypeAlias = Callable[[Product], Tensor]
 
 
 class GaussianWeights(TorchFunctionMode):
@@ -102,7 +102,7 @@ class GaussianWeights(TorchFunctionMode):
     """
 
     def __init__(
-        self, weights: Iterable[Weight], rule: Rule, other: Callable[[str, str], None]
+        self, weights: Iterable[Weight], rule: ProductRule, other: Callable[[str, str], None]
     ) -> None:
         super().__init__()
         self._given = {id(w.loc): w for w in weights}

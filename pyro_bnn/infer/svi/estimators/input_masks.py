@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import ModelError, SiteError
 from pyro_bnn.guides import AutoDropout, Guide
-from pyro_bnn.infer.svi.estimators.gaussian_weights import Product, Rule, Weight
+from pyro_bnn.infer.svi.estimators.gaussian_weights import Product, ProductRule, Weight
 from pyro_bnn.infer.svi.estimators.product_estimators import ProductEstimator
 from pyro_bnn.layers.dropout import keeps
 from pyro_bnn.program.program import Program
@@ -94,7 +94,7 @@ class InputMasks(ProductEstimator):
     def _deviation(self, scale: Tensor, noise: Tensor) -> Tensor:  # noqa: ARG002
         return scale
 
-    def _rule(self, noise: Tensor) -> Rule:
+    def _rule(self, noise: Tensor) -> ProductRule:
         def mask(product: Product) -> Tensor:
             weight = product.weight
             if not isinstance(weight, Weight) or weight.site not in self._places:

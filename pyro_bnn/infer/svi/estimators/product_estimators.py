@@ -16,7 +16,12 @@ from torch import Tensor
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.infer.svi.estimators.estimator import Estimator, has_own_noise
-from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Rule, Weight
+from pyro_bnn.infer.svi.estimators.gaussian_weights import (
+    GaussianWeights,
+    Product,
+    ProductRule,
+    Weight,
+)
 from pyro_bnn.program.batched import refused_as
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch, EntryNoise, GuideTerms, Params
@@ -94,7 +99,7 @@ class ProductEstimator(Estimator):
         """The weights' second parts, ``[P]``, of standard deviations and noise of a draw."""
 
     @abstractmethod
-    def _rule(self, noise: Tensor) -> Rule:
+    def _rule(self, noise: Tensor) -> ProductRule:
         """How products are computed with noise ``[B, R]``."""
 
     def rows(
@@ -190,7 +195,7 @@ class LocalReparameterization(ProductEstimator):
     def _deviation(self, scale: Tensor, noise: Tensor) -> Tensor:  # noqa: ARG002
         return scale
 
-    def _rule(self, noise: Tensor) -> Rule:
+    def _rule(self, noise: Tensor) -> ProductRule:
         start = 0
 
         def draw(product: Product) -> Tensor:
@@ -259,7 +264,7 @@ class Flipout(ProductEstimator):
         bits = torch.randint(2, size, generator=generator, device=like.device)
         return (2 * bits - 1).to(like.dtype)
 
-    def _rule(self, noise: Tensor) -> Rule:
+    def _rule(self, noise: Tensor) -> ProductRule:
         def signs(product: Product, site: str) -> tuple[Tensor, Tensor]:
             start, middle, stop = self._places[site]
             return (
