@@ -34,7 +34,7 @@ FAMILIES = ("priors", "likelihoods", "infer")
 """Rooms of which each may have one class of a name: that of a family, such as Laplace."""
 VAGUE = ("found", "told", "given", "own", "past")
 """Names of attributes that do not say what the attribute is."""
-MOST_BIG_CLASSES, MOST_HOMONYMS, MOST_VAGUE = 4, 29, 42
+MOST_BIG_CLASSES, MOST_HOMONYMS, MOST_VAGUE = 0, 6, 0
 """Today's numbers, which may only fall: lower them with what you mend."""
 
 
