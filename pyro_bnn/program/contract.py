@@ -28,6 +28,7 @@ from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
+    data_plate,
     evaluate,
     in_rows,
     innermost,
@@ -256,8 +257,9 @@ def _require_same_sites(model: Model, trace: ModelTrace, rows: Tensor) -> None:
 
 def _bounds(support: Any) -> list[Any]:
     """The numbers that a support is made of."""
-    own = vars(base_support(support)).values()
-    return [bound.tolist() if isinstance(bound, Tensor) else bound for bound in own]
+    return [
+        b.tolist() if isinstance(b, Tensor) else b for b in vars(base_support(support)).values()
+    ]
 
 
 def _check_held(trace: poutine.Trace) -> None:
@@ -389,11 +391,6 @@ def require_size_of_plate(plate: Any, num_data: int) -> None:
             f"count {size / num_data:.3g} times; give the plate the rows of the data, or leave its "
             f"subsample_size= out, as batches of rows are scaled here{CORRECTED}"
         )
-
-
-def data_plate(msg: Mapping[str, Any]) -> Any:
-    """The plate ``"data"`` that the site ``"y"`` lies in."""
-    return next(frame for frame in msg["cond_indep_stack"] if frame.name == "data")
 
 
 def _check_shared(trace: poutine.Trace) -> None:

@@ -333,6 +333,11 @@ def scale_of_rows(msg: Mapping[str, Any]) -> tuple[float, Tensor | None]:
     return of_plate, scale / of_plate
 
 
+def data_plate(msg: Mapping[str, Any]) -> Any:
+    """The plate ``"data"`` that the site ``"y"`` lies in."""
+    return next(frame for frame in msg["cond_indep_stack"] if frame.name == "data")
+
+
 def scale_of_plate(msg: Mapping[str, Any]) -> float:
     """What the plate ``"data"`` scales its rows by, where it has a size of its own."""
     plates = (frame for frame in msg["cond_indep_stack"] if frame.name == "data")

@@ -22,13 +22,19 @@ from pyro_bnn.program.contract import (
     CORRECTED,
     check_model,
     check_run,
-    data_plate,
     explained,
     require_size_of_plate,
 )
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.elbo import elbo
-from pyro_bnn.program.handlers import Evaluate, Model, log_prob, scale_of_rows, total_log_prob
+from pyro_bnn.program.handlers import (
+    Evaluate,
+    Model,
+    data_plate,
+    log_prob,
+    scale_of_rows,
+    total_log_prob,
+)
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.model_facts import dtype_and_device, input_dtype, require_two_classes
 from pyro_bnn.program.rows import FewRows
