@@ -43,8 +43,8 @@ from pyro_bnn.report import (
     reference,
 )
 from pyro_bnn.report.compare import Alone, compare_all
+from pyro_bnn.report.evaluation.saved import SavedEvaluation, tree_of
 from pyro_bnn.report.output.names import file_names
-from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 MAX_NUMBERS = 1_000  # runs of one command: more is a typing error
@@ -324,12 +324,14 @@ class Plan:
         self, comparison: Comparison, ended: EndedFits, num_processes: int, out: Path
     ) -> None:
         """Save a comparison; processes write the draws of fits that are on disk meanwhile."""
-        compared, files = Compared.by(comparison), comparison.draws_files(made_folder(out))
+        files = comparison.draws_files(made_folder(out))
         beside = [name for name in files if name in ended.paths and name in self.engines]
         with side_by_side.processes(num_processes, torch.get_num_threads()) as pool:
             begun = {
                 name: pool.submit(
-                    _write_draws, self, name, ended.paths[name], compared, files[name]
+                    partial(_write_draws, self, comparison.saved(name), comparison.split),
+                    ended.paths[name],
+                    files[name],
                 )
                 for name in beside
             }
@@ -401,9 +403,9 @@ def _write(contents: bytes, path: Path) -> None:
         partial.write_bytes(contents)
 
 
-def _write_draws(plan: Plan, name: str, saved: Path, compared: Compared, path: Path) -> None:
-    posterior = Posterior.load(saved, plan.models(compared.split, compared.seed)[name])
-    save_netcdf(tree_of(name, posterior, compared), path, follow=False)
+def _write_draws(plan: Plan, saved: SavedEvaluation, split: Split, fit: Path, path: Path) -> None:
+    posterior = Posterior.load(fit, plan.models(split, saved.seed)[saved.entry.name])
+    save_netcdf(tree_of(saved, posterior, split), path, follow=False)
 
 
 def _fit_one(
@@ -424,7 +426,7 @@ def _fit_one(
         if name not in ended.paths:
             return UNKEPT
         alone = evaluate_now(plan.engines, name, posteriors[name], rows, seed, say)
-    return Fitted(ended.paths[name], alone.without_posterior())
+    return Fitted(ended.paths[name], alone)
 
 
 def _fit_one_elsewhere(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import decimals_of, number, percent, with_error
-from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
+from pyro_bnn.report.evaluation.against import AgainstReference
+from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.natures import is_biased_sampler
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _mean_share(scores: HeldOut) -> float | None:
 
 
 def _is_biased(method: Method) -> bool:
-    return is_biased_sampler(method.entry.posterior)
+    return is_biased_sampler(method.entry.fit)
 
 
 def _difference(
@@ -401,12 +402,12 @@ METRICS = [
            "estimates.",
            more={"elbo_error": lambda m: m.entry.checks.elbo_error}, unit="nats", where=FIT,
            text=with_error),
-    Metric("log_evidence", lambda m: m.entry.posterior.options.get("log_evidence"), "log evidence",
+    Metric("log_evidence", lambda m: m.entry.fit.options.get("log_evidence"), "log evidence",
            "Log density of the training rows (standardised target) under the model, all weights "
            "integrated out, with its error over islands; of Laplace an approximation without one. "
            "It compares priors and models of the same rows.",
            more={"log_evidence_error":
-                 lambda m: m.entry.posterior.options.get("log_evidence_error")},
+                 lambda m: m.entry.fit.options.get("log_evidence_error")},
            unit="nats", where=FIT, text=with_error),
     Metric("rhat", lambda m: m.chains and m.chains.worst_rhat, "worst R-hat",
            "Of the function at every test row, the log likelihood and every scale; at most 1.01. "
@@ -456,16 +457,16 @@ METRICS = [
     Metric("draws", lambda m: m.entry.num_draws, "draws",
            "Draws of the function behind the scores.", where=COST, text=_count,
            after="parameters"),
-    Metric("seconds", lambda m: m.entry.posterior.wall_time, "fit", "Wall time of the fit.",
+    Metric("seconds", lambda m: m.entry.fit.wall_time, "fit", "Wall time of the fit.",
            unit="s", where=COST, runs="Wall time of one fit."),
-    Metric("threads", lambda m: m.entry.posterior.threads, "threads",
+    Metric("threads", lambda m: m.entry.fit.threads, "threads",
            "CPU threads that the fit used.", where=COST, text=_count, is_setting=True,
            runs="Most CPU threads that one fit used.", over=largest),
-    Metric("processes", lambda m: m.entry.posterior.processes, "processes",
+    Metric("processes", lambda m: m.entry.fit.processes, "processes",
            "Fits that ran at a time, each in a process of its own.", where=COST, text=_count,
            is_setting=True,
            runs="Most fits that ran at a time, each in a process.", over=largest),
-    Metric("parameters", lambda m: m.entry.posterior.num_parameters, "parameters",
+    Metric("parameters", lambda m: m.entry.fit.num_parameters, "parameters",
            "Numbers that were fitted.", where=COST, text=_count),
 ]  # fmt: skip
 """All numbers, in the order of the tables that are written."""

@@ -11,7 +11,7 @@ from pyro_bnn.report.tables.metrics import OF_Y, ON_PAGE, Column, Method
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
     from pyro_bnn.report.evaluation.held_out import TargetScores
 
 OF_A_TARGET = [metric for metric in ON_PAGE if metric.targets]

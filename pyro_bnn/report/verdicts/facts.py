@@ -8,7 +8,6 @@ import numpy as np
 
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.verdict import (
     FUNCTION,
@@ -71,7 +70,7 @@ class Facts:
 
     def is_exact(self, name: str) -> bool:
         """Whether a method is the posterior of its network, not of one of infinite width."""
-        return nature_of(self.entries[name].posterior).kind == "exact"
+        return self.entries[name].fit.nature.kind == "exact"
 
     def bars_uncertainty(self, name: str) -> list[str]:
         """Why the uncertainty of a method is not to be used, in a few words each."""
@@ -90,9 +89,7 @@ class Facts:
 
     def is_of_the_judge(self, name: str) -> bool:
         """Whether a method has the judge's model."""
-        return self.judge is not None and same_posterior(
-            self.entries[name].posterior, self.judge.posterior
-        )
+        return self.judge is not None and same_posterior(self.entries[name].fit, self.judge.fit)
 
     def unjudged(self, name: str) -> str:
         """Why the spread of a method was not judged; empty where it was, or is the posterior's."""
@@ -111,7 +108,7 @@ class Facts:
 
     def seconds(self, name: str) -> float:
         """Wall time of a fit; NaN where it is not known."""
-        return float(self.entries[name].posterior.wall_time)
+        return float(self.entries[name].fit.wall_time)
 
     def difference(self, name: str, other: str) -> PairedDifference:
         """Of the log scores of two methods, paired over rows."""

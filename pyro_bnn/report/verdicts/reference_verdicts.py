@@ -22,7 +22,7 @@ def climb_verdicts(judged: Judged) -> Iterator[Verdict]:
         judged: All methods, and the reference.
     """
     entry = judged.reference
-    found = None if entry is None else account(entry.posterior)
+    found = None if entry is None else account(entry.fit)
     if entry is None or found is None:
         return
     advice = "" if found.passed else f" {STEP}"
