@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
@@ -344,7 +344,23 @@ def check_names(names: Iterable[object]) -> None:
         raise OptionError(f"the name of a posterior is text, not {wrong[0]!r}: take '{wrong[0]}'")
 
 
-def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:
+class HasDrawCounts(Protocol):
+    """A posterior, or what an engine knows of the draws of one."""
+
+    @property
+    def num_chains(self) -> int:
+        """Chains C."""
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Stored draws over all chains; None if there is no end of them."""
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number of functions that all draws are of; None where each draw is its own."""
+
+
+def common_draws(posteriors: Iterable[HasDrawCounts], num_samples: int) -> int:
     """Largest number of draws up to ``num_samples`` that every posterior can give.
 
     Chains give equally many, and atoms have equal weights where draws are as many of each: it is a
