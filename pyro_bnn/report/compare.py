@@ -25,8 +25,8 @@ from pyro_bnn.report.evaluation.fit_record import ModelRecord, record_of
 from pyro_bnn.report.evaluation.saved import SavedEvaluation, tree_of
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names, tutorial_from, warn_of_others
-from pyro_bnn.report.tables.target_tables import target_table
-from pyro_bnn.report.tables.text import text_summary
+from pyro_bnn.report.output.target_tables import target_table
+from pyro_bnn.report.output.text import text_summary
 
 if TYPE_CHECKING:
     import pandas as pd

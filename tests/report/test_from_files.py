@@ -31,9 +31,11 @@ from tests.conftest import trees_in_memory
 pytestmark = pytest.mark.slow("whole comparisons, saved and read")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from xarray import DataTree
+
+    from pyro_bnn.posterior.protocol import PosteriorLike
 
 to_files = arviz_io.save_netcdf
 SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=2)
@@ -115,7 +117,9 @@ def save_files(
     return folder
 
 
-def saved(posteriors: dict[str, Posterior], split: Split, folder: Path, **how: Any) -> list[Path]:
+def saved(
+    posteriors: Mapping[str, PosteriorLike], split: Split, folder: Path, **how: Any
+) -> list[Path]:
     """Files of a comparison."""
     comparison = compare(posteriors, split, **how)
     save_files(comparison, folder)

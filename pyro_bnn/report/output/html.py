@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.report.output.page import KINDS, Table, render_page, slug
+from pyro_bnn.report.output.target_tables import target_sections
+from pyro_bnn.report.output.text import headline
 from pyro_bnn.report.plots.figures import FIRST, Figures
 from pyro_bnn.report.tables.table import own_rows, sections, settings, shown, summary_columns
-from pyro_bnn.report.tables.target_tables import target_sections
-from pyro_bnn.report.tables.text import headline
 from pyro_bnn.report.verdicts.answer import WORDS
 
 if TYPE_CHECKING:

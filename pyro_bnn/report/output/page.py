@@ -77,26 +77,6 @@ def sort_key(text: str, value: float) -> str:
     return repr(float(value)).replace("inf", "Infinity") if known else ""
 
 
-class Picture(NamedTuple):
-    """A figure of a page.
-
-    Attributes:
-        name: Unique on the page.
-        title: Heading.
-        alternative: What it shows with its main number, for readers who cannot see it.
-        caption: How to read it.
-        svg: The picture.
-        inches: Width.
-    """
-
-    name: str
-    title: str
-    alternative: str
-    caption: str
-    svg: str
-    inches: float
-
-
 def render_page(template: str, **values: Any) -> str:
     """Renders a template that extends ``page.html``; the page loads nothing from elsewhere.
 

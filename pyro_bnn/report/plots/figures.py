@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.errors import UnknownNameError
 from pyro_bnn.plotting.theme import svg
-from pyro_bnn.report.output.page import Picture
 from pyro_bnn.report.plots.calibration import pit_differences, rejection, reliability
 from pyro_bnn.report.plots.fit import (
     elbo_traces,
@@ -62,6 +61,26 @@ PLOTS = {
 
 FIRST = ("reference", "scores")
 """Figures that the answer is read from."""
+
+
+class Picture(NamedTuple):
+    """A figure of a page.
+
+    Attributes:
+        name: Unique on the page.
+        title: Heading.
+        alternative: What it shows with its main number, for readers who cannot see it.
+        caption: How to read it.
+        svg: The picture.
+        inches: Width.
+    """
+
+    name: str
+    title: str
+    alternative: str
+    caption: str
+    svg: str
+    inches: float
 
 
 class Figures(Mapping[str, "Figure"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pyro_bnn.report.ladder.account import account
+from pyro_bnn.report.evaluation.account import account
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 
 CLIMB = "climb"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.plotting.numbers import counted
 from pyro_bnn.report.evaluation.units import OF_EACH
+from pyro_bnn.report.output.target_tables import target_sections
 from pyro_bnn.report.tables.metrics import Column
 from pyro_bnn.report.tables.table import own_rows, sections, shown
-from pyro_bnn.report.tables.target_tables import target_sections
 
 if TYPE_CHECKING:
     import pandas as pd
