@@ -432,6 +432,7 @@ def test_files_that_were_changed_are_refused(
         (of_shape("evaluation.split.test.y", np.zeros(5)), "is damaged: .*y"),
         (of_shape("evaluation.entry.at_probes", np.zeros((100, 1, 1))), "probes are of others"),
         (says(3, "entry", "fit", "num_chains"), "100 draws are not of 3 chains"),
+        (says(0, "num_draws"), "it says that 0 draws were scored"),
         (says("many", "entry", "num_draws"), "num_draws is a str, not a int"),
         (says("odd", "entry", "fit", "nature", "kind"), "kind is 'odd'"),
         (says({}, "entry", "checks", "doubling"), "doubling lacks or should not have error, gain"),

@@ -139,6 +139,8 @@ def _check(saved: SavedEvaluation) -> None:
     f = scores.function_draws
     if f.shape[1] != num_rows or len(scores.log_score) < num_rows or not len(f):
         raise ValueError(f"its draws {list(f.shape)} are not of its {num_rows} held-out rows")
+    if saved.num_draws < 1:
+        raise ValueError(f"it says that {saved.num_draws} draws were scored")
     if entry.fit.num_chains < 1 or len(f) % entry.fit.num_chains:
         raise ValueError(f"its {len(f)} draws are not of {entry.fit.num_chains} chains")
     probes, at = saved.probes, entry.at_probes
