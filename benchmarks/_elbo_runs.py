@@ -14,8 +14,8 @@ from torch import Tensor
 import pyro_bnn as bnn
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.program import Batch, Program

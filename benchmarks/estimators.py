@@ -94,7 +94,7 @@ def gradients(entry: Entry, posterior: GuidePosterior, num_rows: int) -> Callabl
     run = Training(engine, program, guide, seed=0, batches=Minibatches(batch, None, 0))
 
     def draw() -> Tensor:
-        values = run._step(*run._inputs(run._draw_noise(0, num_rows), batch, 1.0))
+        values = run._parts.gradient(*run._parts.inputs(run.loss.draw(0, num_rows), batch, 1.0))
         named = dict(zip(run.names, values[-len(run.names) :], strict=True))
         scales = named["guide.scale_unconstrained"].flatten()
         return torch.cat([*(p.flatten() for p in mean_weights(posterior, named)), scales])

@@ -151,7 +151,7 @@ def columns() -> str:
         "Each number of a report, by the section of the page it stands in. The second column is "
         "its name in `table.csv`, the names of its errors and limits beside it.", "",
     ]  # fmt: skip
-    for where in dict.fromkeys(metric.where for metric in METRICS):
+    for where in dict.fromkeys(metric.section for metric in METRICS):
         lines += [
             f"## {where}",
             "",
@@ -160,8 +160,9 @@ def columns() -> str:
         ]
         seen = set()
         for metric in METRICS:
-            meaning = metric.meaning or metric.runs
-            if metric.where != where or not meaning or metric.key in seen:
+            of_runs = metric.over_runs() if metric.runs else metric
+            meaning = metric.meaning or of_runs.meaning
+            if metric.section != where or not meaning or metric.key in seen:
                 continue
             seen.add(metric.key)
             names = ", ".join(f"`{name}`" for name in (metric.key, *metric.more))

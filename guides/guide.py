@@ -22,7 +22,7 @@ from pyro_bnn.program.closed_forms import Marginal
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Latents, Marginals
 from pyro_bnn.program.random_state import seeded
-from pyro_bnn.program.terms import GuideTerms, OwnNoise, Params
+from pyro_bnn.program.terms import EntryNoise, GuideTerms, Params
 from pyro_bnn.sites import Site
 
 T = TypeVar("T")
@@ -170,10 +170,10 @@ class Guide(ModelGuide):
         if entropy is None and self.has_log_prob:
             log_prob = self.log_prob(draws)  # [K]
         return GuideTerms(
-            draws, entropy, log_prob, self.components(), own=self.own_noise(draws, noise)
+            draws, entropy, log_prob, self.components(), entry_noise=self.own_noise(draws, noise)
         )
 
-    def own_noise(self, draws: Tensor, noise: Tensor) -> OwnNoise | None:  # noqa: ARG002
+    def own_noise(self, draws: Tensor, noise: Tensor) -> EntryNoise | None:  # noqa: ARG002
         """What of the noise ``[K, M]`` of draws ``[K, P]`` moves each entry alone, or None.
 
         A guide whose draws are Gaussian with independent entries, once the rest of the noise is

@@ -18,7 +18,7 @@ from pyro_bnn.guides.parts.blocks import Blocks, layers_of
 from pyro_bnn.guides.parts.capacitance import capacitance_tril
 from pyro_bnn.guides.parts.matrices import pieces
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.terms import OwnNoise
+from pyro_bnn.program.terms import EntryNoise
 
 Block: TypeAlias = Literal["layer", "all"]
 
@@ -155,10 +155,10 @@ class AutoLowRankMultivariateNormal(GaussianGuide):
         z: Tensor = self.loc + self.scale * (shared + own)
         return z
 
-    def own_noise(self, draws: Tensor, noise: Tensor) -> OwnNoise | None:
+    def own_noise(self, draws: Tensor, noise: Tensor) -> EntryNoise | None:
         r""":math:`\epsilon_2`: given :math:`\epsilon_1` entries are independent, of the sds d."""
         own = noise[..., -self.num_latents :]
-        return OwnNoise(draws - self.scale * own, self.scale, own)
+        return EntryNoise(draws - self.scale * own, self.scale, own)
 
     def squared_distance(self, z: Tensor) -> Tensor:
         """By Woodbury's identity, ``[...]`` of z ``[..., P]``, at O(P R^2)."""

@@ -157,7 +157,7 @@ class ModelGuide(AutoGuide):
 
     def _traced(self) -> ModelTrace:
         """One run of the model, with the arguments of the set-up."""
-        return trace_model(self.model, *self._args, leave_enumerated=True, **self._kwargs)
+        return trace_model(self.model, self._args, self._kwargs, leave_enumerated=True)
 
     def _start(self, trace: ModelTrace) -> Tensor:
         """Where z ``[P]`` starts, of a run of the model."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_bnn.guides.guide import GaussianGuide
-from pyro_bnn.program.terms import OwnNoise
+from pyro_bnn.program.terms import EntryNoise
 from pyro_bnn.sites import Site
 
 
@@ -45,9 +45,9 @@ class AutoNormal(GaussianGuide):
         """``loc + scale * noise``, ``[..., P]``."""
         return self.loc + self.scale * noise
 
-    def own_noise(self, draws: Tensor, noise: Tensor) -> OwnNoise | None:  # noqa: ARG002
+    def own_noise(self, draws: Tensor, noise: Tensor) -> EntryNoise | None:  # noqa: ARG002
         """All of it: entries are independent."""
-        return OwnNoise(self.loc.unsqueeze(0), self.scale, noise)
+        return EntryNoise(self.loc.unsqueeze(0), self.scale, noise)
 
     def squared_distance(self, z: Tensor) -> Tensor:
         r""":math:`\sum_j (z_j - m_j)^2 / s_j^2` ``[...]`` of z ``[..., P]``."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.reparam_messenger import ReparamHandler
 from torch import nn
+
+Model: TypeAlias = Callable[..., Any]
+"""A Pyro model: a function, a module, or one of them under handlers."""
 
 
 def unhandled(model: object) -> tuple[object, tuple[Messenger, ...]]:

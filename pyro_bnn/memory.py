@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,6 +72,30 @@ class CountBytes(Mode):
                 self._storages.append(storage)
                 new += storage.nbytes()
         return new
+
+
+class AtMost(Mode):
+    """Refuses tensors of more numbers than a bound before they are made.
+
+    Args:
+        bound: How many numbers a tensor may have.
+        message: What a ValueError says of one that has more: ``{}`` is their number.
+    """
+
+    def __init__(self, bound: int, message: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._bound, self._message = bound, message
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for value in args:
+            count = value.numel() if isinstance(value, Tensor) else 0
+            if isinstance(value, list | tuple) and all(type(size) is int for size in value):
+                count = math.prod(value)  # a shape
+            if abs(count) > self._bound:
+                raise ValueError(self._message.format(abs(count)))
+        return func(*args, **(kwargs or {}))
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -180,20 +180,20 @@ def nothing_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CaptureError("nothing is written in C")
 
     monkeypatch.setattr("pyro_bnn.capture.compilers.compile_c", refuse)
-    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 0)
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.chains.MOST_APART", 0)
 
 
 @pytest.fixture
 def all_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chains there are, compiled ones are moved apart, by a step in C."""
-    monkeypatch.setattr("pyro_bnn.infer.mcmc.lockstep.MOST_APART", 1_000)
+    monkeypatch.setattr("pyro_bnn.infer.mcmc.chains.MOST_APART", 1_000)
 
 
 @pytest.fixture
 def interpreted(nothing_in_c: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be compiled runs as it was recorded for the compiler, operation by operation."""
     monkeypatch.setattr(
-        "pyro_bnn.capture.inductor._compiled", lambda graph, *_, **__: graph.forward
+        "pyro_bnn.capture.inductor.compiling._compiled", lambda graph, *_, **__: graph.forward
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import re
 import sys
 import textwrap
 import tokenize
@@ -33,7 +34,13 @@ IN_REPORT = (
 )
 """Parts of the report, as rooms: numbers, what they say, how they are shown, what uses them."""
 MOST_IN_ROOT = 8  # modules
-MOST_IN_FILE, MOST_IN_FUNCTION = 400, 60  # lines of code
+MOST_IN_FILE, MOST_IN_CLASS, MOST_IN_FUNCTION = 400, 300, 60  # lines of code
+FAMILIES = ("priors", "likelihoods", "infer")
+"""Rooms of which each may have one class of a name: that of a family, such as Laplace."""
+VAGUE = ("found", "told", "given", "own", "past")
+"""Names of attributes that do not say what the attribute is."""
+MOST_BIG_CLASSES, MOST_HOMONYMS, MOST_VAGUE = 4, 29, 42
+"""Today's numbers, which may only fall: lower them with what you mend."""
 
 
 class Arrow(NamedTuple):
@@ -223,6 +230,61 @@ def too_long(folder: Path) -> list[str]:
     return found
 
 
+def big_classes(folder: Path) -> dict[str, int]:
+    """Classes with more lines of code than they should have, and how many."""
+    counts = {
+        f"{module}.{node.name}": code_lines(ast.get_source_segment(text, node) or "")
+        for module, path in python_files(folder).items()
+        for text in [path.read_text("utf-8")]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef)
+    }
+    return {name: count for name, count in counts.items() if count > MOST_IN_CLASS}
+
+
+def homonyms(folder: Path) -> dict[str, list[str]]:
+    """Public capitalised names that several modules define, and these; families are left out."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for module, path in python_files(folder).items():
+        for name in set(_capitalised(ast.parse(path.read_text("utf-8")))):
+            modules[name].append(module)
+    return {name: where for name, where in sorted(modules.items()) if not _is_one(where)}
+
+
+def _capitalised(tree: ast.Module) -> Iterator[str]:
+    """Classes, and aliases of types, that a module defines."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        else:
+            continue
+        yield from (name for name in names if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name))
+
+
+def _is_one(modules: list[str]) -> bool:
+    """Whether a name that these modules define means one thing, or one family."""
+    rooms = [room_of(module) for module in modules]
+    return len(rooms) == 1 or (len(set(rooms)) == len(rooms) and set(rooms) <= set(FAMILIES))
+
+
+def vague_names(folder: Path) -> list[str]:
+    """Where attributes and fields have a name of `VAGUE`: ``module:line name``."""
+    found = []
+    for module, path in python_files(folder).items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Attribute | ast.ClassDef):
+                continue
+            names = [node.attr] if isinstance(node, ast.Attribute) else []
+            if isinstance(node, ast.ClassDef):
+                fields = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
+                names = [field.id for field in fields if isinstance(field, ast.Name)]
+            found += [f"{module}:{node.lineno} {name}" for name in names if name in VAGUE]
+    return found
+
+
 def walk(work: Callable[[], object], folder: Path) -> Walk:
     """Follow the calls of a piece of work between the rooms of a package."""
     rooms_of_files = {
@@ -296,6 +358,12 @@ def main() -> None:
     say(f"{len(between)} pairs of rooms with an import, {len(upward(found))} imports upward")
     say(f"circles of {sorted(map(len, circles(found)), reverse=True)} files")
     say(f"longer than {MOST_IN_FILE} or {MOST_IN_FUNCTION} lines: {too_long(folder)}")
+    say(f"classes of more than {MOST_IN_CLASS} lines: {big_classes(folder)}")
+    same = homonyms(folder)
+    say(f"{len(same)} names that mean several things")
+    for name, modules in same.items():
+        say(f"    {name}: {', '.join(modules)}")
+    say(f"{len(vague_names(folder))} attributes named {', '.join(VAGUE)}")
     for name, found_walk in walks().items():
         say(f"{name}: {found_walk}")
     for room in sorted(by_room, key=lambda room: FLOOR.get(room, -1)):

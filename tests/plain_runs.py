@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from pyro_bnn.cli.runs import _run_beside
-from pyro_bnn.report import Comparison, Run
+from pyro_bnn.cli.many_runs import _run_beside
+from pyro_bnn.report import Comparison, SplitRun
 from pyro_bnn.report.plots.figures import Figures
 
 
-def run_plainly(*args: Any) -> tuple[Run, str]:
+def run_plainly(*args: Any) -> tuple[SplitRun, str]:
     """One run of several: a page without figures, and no files of draws."""
     with (
         mock.patch.object(Figures, "pictures", return_value=[]),

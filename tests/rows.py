@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,10 @@ import pandas as pd
 import torch
 
 from pyro_bnn.data import Dataset, Split
+from pyro_bnn.data.csv_file import csv_fields
+from pyro_bnn.data.encoding import Target, table_of
+from pyro_bnn.data.labels import Task
+from pyro_bnn.data.split import Table
 
 
 def split_of(x: Any, y: Any) -> Split:
@@ -40,3 +45,8 @@ def houses(num_rows: int = 80) -> pd.DataFrame:
     lift = generator.random(num_rows) < 0.5
     price = 3000 * area + 50_000 * (town == "Rome") + generator.normal(0, 9_000, num_rows)
     return pd.DataFrame({"area": area, "town": town, "lift": lift, "price": price.round()})
+
+
+def read_csv(path: Path, target: Target | None = None, task: Task | None = None) -> Table:
+    """The data set of a CSV file, unsplit."""
+    return table_of(csv_fields(path), target, task, path.stem)

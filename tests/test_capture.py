@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.capture import captured as capture_module
-from pyro_bnn.capture.inductor import compile_graph
+from pyro_bnn.capture.inductor.compiling import compile_graph
 from pyro_bnn.capture.record import capture
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.program import Batch, Program
@@ -552,7 +552,7 @@ def test_without_a_compiler_an_uncompiled_graph_serves_with_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch._inductor, "compile", fails)
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", fails)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", fails)
     fn = Counting(squared_error)
     captured = Captured(fn, "error", compiled=True, rows=ROWS)
     for count in (6, 1, 6, 9):  # three graphs
@@ -570,7 +570,7 @@ def test_without_a_compiler_an_uncompiled_graph_serves_with_one_line(
 
 def test_strict_a_failing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "compile", fails)
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", fails)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", fails)
     captured = Captured(squared_error, "error", compiled=True, strict=True)
     with pytest.raises(CaptureError, match=r"^error cannot be compiled: no C\+\+ compiler$"):
         captured(weights(), *rows_of(3))
@@ -596,7 +596,7 @@ def test_compiled_as_it_is_or_through_inductors_own_entry_the_bits_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = []
-    for unused in ("torch._inductor.compile", "pyro_bnn.capture.inductor._lowered"):
+    for unused in ("torch._inductor.compile", "pyro_bnn.capture.inductor.compiling._lowered"):
         with monkeypatch.context() as patched:
             patched.setattr(unused, fails)
             captured = Captured(with_state, "state", compiled=True, num_state=2, strict=True)

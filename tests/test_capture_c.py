@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pyro_bnn.capture import c_library
-from pyro_bnn.capture.c_library import CGraph, compile_c
+from pyro_bnn.capture.c import library as c_library
+from pyro_bnn.capture.c.library import CGraph, compile_c
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.capture.compilers import NotInCError, compiler_of
 from pyro_bnn.errors import CaptureError

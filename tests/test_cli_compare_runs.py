@@ -17,7 +17,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn import arviz_io, report
-from pyro_bnn.cli import runs as repeats
+from pyro_bnn.cli import many_runs, runs
 from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, DivergenceError
@@ -51,7 +51,7 @@ def quick_files() -> Iterator[None]:
 @pytest.fixture
 def plainly_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in other processes are plain too, which a patch of this one does not reach."""
-    monkeypatch.setattr(repeats, "_run_beside", run_plainly)
+    monkeypatch.setattr(many_runs, "_run_beside", run_plainly)
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_an_undefined_score_loses_one_run(tmp_path: Path, monkeypatch: pytest.Mo
             raise DataError("the scores of 'AutoDelta' hold 3 NaN of 20")
         return compare_all(*args, seed=seed, **options)
 
-    monkeypatch.setattr(repeats, "compare_all", undefined)
+    monkeypatch.setattr(runs, "compare_all", undefined)
     code, out, err = run(
         *MOONS, "--methods", "auto-delta", "--seeds", "0,1", "--quiet", "--out", tmp_path
     )
@@ -341,7 +341,7 @@ def test_a_backend_of_joblib_does_the_runs_and_does_them_again_from_their_checkp
     ]
     pd.testing.assert_frame_equal(*tables)
     # a task that is begun again, as where its worker was lost, goes on from what there is
-    plan = repeats.Plan(
+    plan = runs.RunPlan(
         methods={}, engines={}, choice=None, reference=None, progress=True,  # type: ignore[arg-type]
         say=str, command="", saves=Saves(checkpoint=tmp_path / "saved"), backend=nullcontext,
     ).again()  # fmt: skip

@@ -93,7 +93,7 @@ def test_images_of_an_array_file_are_read_back_as_rows_of_their_pixels(tmp_path:
     [
         ([1, 4, 5], r"images of \[1, 4, 5\] are not its 16 inputs"),
         ([1, 4.0, 4], "image_shape is a float, not a int"),
-        ([-1, -4, 4], "sizes of its network are positive integers"),
+        ([-1, -4, 4], "image_shape is -1"),
         ("1x4x4", "image_shape is a str, not a list"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_residual_network_has_the_depth_and_width_that_it_is_given(
             1_000_000,
             r"its network has \d+ weights, more than .*posterior\..* holds",
         ),
-        ("width", 0, "sizes of its network are positive integers"),
+        ("width", 0, "width is 0"),
         ("depth", 9, "depth"),
     ):
         network = document["network"] | {name: size}

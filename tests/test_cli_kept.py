@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_bnn.cli.kept import PREFIX, alone, write_or_rescue
+from pyro_bnn.cli.kept import PREFIX, locked_folder, write_or_rescue
 from pyro_bnn.cli.runs import _fit_one
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.errors import DataError, ModelError, OptionError, OutputError
@@ -394,7 +394,7 @@ def test_where_no_folder_can_be_written_to_the_result_is_told(
 
 def test_a_folder_that_another_command_writes_to_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with alone(out):
+    with locked_folder(out):
         for command in (TWO, ("fit", *MOONS, "--method", "auto-delta", "--steps", "20")):
             code, said, err = run(*command, "--out", out)
             assert (code, said) == (2, "")
@@ -408,8 +408,8 @@ def test_a_folder_that_another_command_writes_to_is_refused(tmp_path: Path) -> N
 HOLD = """
 import sys, time
 from pathlib import Path
-from pyro_bnn.cli.kept import alone
-with alone(Path(sys.argv[1])):
+from pyro_bnn.cli.kept import locked_folder
+with locked_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(300)
 """
@@ -426,7 +426,7 @@ def test_the_lock_of_a_command_that_was_killed_does_not_hold(tmp_path: Path) -> 
             assert process.stdout.readline() == "held\n"
             with (
                 pytest.raises(OptionError, match="another command is writing to the folder"),
-                alone(out),
+                locked_folder(out),
             ):
                 pass
         finally:
@@ -434,6 +434,6 @@ def test_the_lock_of_a_command_that_was_killed_does_not_hold(tmp_path: Path) -> 
     partial = out / FITS / ".nuts.safetensors.01234567.tmp", out / ".nuts.nc.89abcdef.tmp"
     for path in partial:
         path.touch()  # as it leaves behind
-    with alone(out):
+    with locked_folder(out):
         assert not any(path.exists() for path in partial)
     assert [path.name for path in tmp_path.rglob("*")] == ["out"]  # it was there before

@@ -12,8 +12,9 @@ import pytest
 import torch
 from filelock import FileLock
 
-from pyro_bnn.capture import c_library, cache
-from pyro_bnn.capture.c_library import compile_c
+from pyro_bnn.capture import cache
+from pyro_bnn.capture.c import library
+from pyro_bnn.capture.c.library import compile_c
 from pyro_bnn.errors import CaptureError, OutputError
 from pyro_bnn.files.private import is_kept, keep, private_folder
 
@@ -116,12 +117,12 @@ def test_a_planted_file_is_not_loaded(
         raise CaptureError("not yet")
 
     with monkeypatch.context() as patch:
-        patch.setattr(c_library, "is_kept", key_of)
-        patch.setattr(c_library, "_compiled", text_of)
+        patch.setattr(library, "is_kept", key_of)
+        patch.setattr(library, "_compiled", text_of)
         with pytest.raises(CaptureError, match="not yet"):
             times(factor)
     path = folder / cache.STEPS / seen["name"]
-    evil = c_library._compiled(seen["compiler"], seen["text"].replace(f"{factor}.0", "99.0"))
+    evil = library._compiled(seen["compiler"], seen["text"].replace(f"{factor}.0", "99.0"))
     keep(path, evil, seen["key"])
     plant(path)
     assert times(factor) == expected

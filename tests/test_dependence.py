@@ -403,7 +403,7 @@ def test_priors_alone_are_drawn_where_they_are_constant() -> None:
     counts = []
     for model in (models.MLP(1, hidden=(3,)), centred):
         program = Program(model, X.float(), Y.float())
-        with unittest.mock.patch.object(program, "_run", wraps=program._run) as run:
+        with unittest.mock.patch.object(program, "run", wraps=program.run) as run:
             program.prior_draws(40, X[:1].float())
         counts.append(run.call_count)
     assert counts == [2, 40]

@@ -353,7 +353,7 @@ def test_y_of_another_shape_is_refused() -> None:
 
 def test_check_model_returns_y_as_the_likelihood_takes_it() -> None:
     x, y = data()
-    trace, matched = check_model(plain_function, x, y[:, 0].double())
+    trace, matched, _ = check_model(plain_function, x, y[:, 0].double())
     assert [site.name for site in trace.sites] == ["w"]
     assert list(trace.param_messages) == ["noise"]
     assert matched.dtype == torch.float32
@@ -361,7 +361,7 @@ def test_check_model_returns_y_as_the_likelihood_takes_it() -> None:
 
 
 def test_a_guide_that_misses_a_site_is_named() -> None:
-    trace = trace_model(models.MLP(3, hidden=(2,)), torch.zeros(1, 3))
+    trace = trace_model(models.MLP(3, hidden=(2,)), (torch.zeros(1, 3),))
     names = [site.name for site in trace.sites]
     require_sites(names, trace.sites)
     with pytest.raises(
@@ -518,7 +518,7 @@ def test_evaluate_holds_sites_at_their_values() -> None:
     assert run.f is not None
     assert_close(run.f, x @ w)
     expected = dist.Normal(x @ w, 0.2).log_prob(y)[:, 0]
-    assert_close(log_prob(run.observed), expected)
+    assert_close(log_prob(run.y), expected)
     assert list(run.latent) == ["w"]
 
 
@@ -527,7 +527,7 @@ def test_evaluate_without_y_samples_nothing() -> None:
     before = torch.get_rng_state()
     run = evaluate(plain_function, {"w": torch.zeros(3, 1)}, x)
     assert torch.equal(torch.get_rng_state(), before)
-    assert_close(run.observed["value"], torch.zeros(len(x), 1))
+    assert_close(run.y["value"], torch.zeros(len(x), 1))
 
 
 def test_masked_rows_have_no_log_density() -> None:
@@ -630,7 +630,7 @@ def test_a_model_may_read_the_y_it_returns(dtype: torch.dtype) -> None:
 
     x = data()[0].to(dtype)
     run = evaluate(reading, {"w": torch.zeros(3, 2, dtype=dtype)}, x)
-    assert_close(run.observed["value"], torch.zeros(len(x), dtype=torch.long))
+    assert_close(run.y["value"], torch.zeros(len(x), dtype=torch.long))
 
 
 def fixed_plate(x: Tensor, y: Tensor | None = None) -> Any:
@@ -687,7 +687,7 @@ def by_the_largest_row(x: Tensor, y: Tensor | None = None) -> Any:
 def test_sites_that_depend_on_the_rows_are_those_of_all_rows() -> None:
     rows = torch.linspace(0.1, 1.0, 1_000)[:, None]
     for x in (rows, rows.flip(0)):
-        trace, _ = check_model(by_the_largest_row, x, torch.zeros(1_000))
+        trace, _, _ = check_model(by_the_largest_row, x, torch.zeros(1_000))
         bounds: Any = trace.sites[0].support
         assert float(bounds.upper_bound) == 1.0
 
@@ -753,7 +753,7 @@ def test_handlers_of_the_caller_change_nothing() -> None:
         actual = program.log_joint(z, batch)
         program.predictive(z.expand(2, -1), x)
         Program(plain_function, x, y)
-        trace_model(plain_function, x)
+        trace_model(plain_function, (x,))
     assert_close(actual, expected)
     assert set(tracer.trace.nodes) <= {"_INPUT", "_RETURN"}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.program.closed_forms import FAMILIES, Block, make_index
+from pyro_bnn.program.closed_forms import FAMILIES, PriorBlock, make_index
 
 ARGUMENTS = torch.tensor(
     # mean, sd of q; loc, scale of the prior
@@ -99,7 +99,7 @@ def test_cauchy_divergence_by_its_closed_form() -> None:
 @pytest.mark.parametrize("index", [slice(1, 4), torch.tensor([0, 3, 4])])
 def test_a_block_sums_over_its_own_entries(index: slice | torch.Tensor) -> None:
     loc, scale = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 0.5])
-    block = Block(FAMILIES[dist.Laplace], index, loc, scale)
+    block = PriorBlock(FAMILIES[dist.Laplace], index, loc, scale)
     z = torch.arange(10.0).reshape(2, 5)
     expected = dist.Laplace(loc, scale).log_prob(z[:, index]).sum(-1)
     assert_close(block.log_prob(z), expected)

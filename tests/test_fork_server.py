@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pyro_bnn.cli import fork_server
-from pyro_bnn.cli.options import Compared, FitOptions
+from pyro_bnn.cli.commands.compare import CompareOptions, start_server
+from pyro_bnn.cli.options import FitOptions
 
 pytestmark = pytest.mark.skipif(
     "forkserver" not in mp.get_all_start_methods(), reason="no server here"
@@ -93,5 +94,6 @@ def test_it_is_started_where_several_fits_may_go_side_by_side(
     started: list[int] = []
     monkeypatch.setattr(fork_server, "start", started.append)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    Compared(**{"methods": "auto-normal,nuts", **options}).start_server(FitOptions(threads=1))
+    asked = CompareOptions(**{"methods": "auto-normal,nuts", **options})
+    start_server(asked, FitOptions(threads=1))
     assert started == ([1] if starts else [])

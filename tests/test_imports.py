@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import house
 from tests.house import (
     MOST_IN_ROOT,
     ROOMS,
@@ -191,6 +192,38 @@ def test_lines_of_code_leave_out_what_is_none() -> None:
     assert lines_of_code(text) == 3
 
 
+def test_big_classes_are_found(tmp_path: Path) -> None:
+    long = "\n".join(["class Long:", *[f"    x{i} = 1" for i in range(house.MOST_IN_CLASS)]])
+    text = f"if True:\n    class Short:\n        x = 1\n{long}\n"
+    package = write_tree(tmp_path, {"infer/svi.py": text})
+    assert house.big_classes(package) == {"tiny.infer.svi.Long": house.MOST_IN_CLASS + 1}
+
+
+def test_names_that_mean_several_things_are_found(tmp_path: Path) -> None:
+    family = "class Laplace:\n    pass"
+    files = {
+        "infer/laplace.py": f"{family}\nRows = list\nclass _Rows: pass\nROWS = 1",
+        "priors/laplace.py": f"{family}\ndef Kind(): pass",
+        "data/rows.py": "Rows: type = tuple",
+        "likelihoods/normal.py": "class Normal: pass\nclass _Rows: pass\nROWS = 2",
+        "priors/normal.py": "class Normal: pass\nKind = int",
+        "priors/density.py": "class Normal: pass",
+        "data/table.py": "if x:\n    from tiny.infer.laplace import Rows",
+        "guides/a.py": "class Kind: pass",
+    }
+    assert house.homonyms(write_tree(tmp_path, files)) == {
+        "Kind": ["tiny.guides.a", "tiny.priors.normal"],
+        "Normal": ["tiny.likelihoods.normal", "tiny.priors.density", "tiny.priors.normal"],
+        "Rows": ["tiny.data.rows", "tiny.infer.laplace"],
+    }
+
+
+def test_vague_names_of_attributes_are_found(tmp_path: Path) -> None:
+    text = "class A:\n    told: int\n    x: int\ndef f(own):\n    own.past = own.mine\n"
+    package = write_tree(tmp_path, {"infer/svi.py": text})
+    assert house.vague_names(package) == ["tiny.infer.svi:1 told", "tiny.infer.svi:5 past"]
+
+
 # --- the package ---------------------------------------------------------------------------------
 
 
@@ -221,6 +254,13 @@ def test_every_room_has_a_floor_and_few_stand_in_the_root() -> None:
     rooms = {module.split(".")[1] for module in python_files(PACKAGE) if "." in module}
     assert rooms == set(ROOMS)
     assert len(in_root(PACKAGE)) <= MOST_IN_ROOT
+
+
+@pytest.mark.slow("parses the package three times")
+def test_big_classes_homonyms_and_vague_names_become_fewer() -> None:
+    assert len(house.big_classes(PACKAGE)) <= house.MOST_BIG_CLASSES
+    assert len(house.homonyms(PACKAGE)) <= house.MOST_HOMONYMS
+    assert len(house.vague_names(PACKAGE)) <= house.MOST_VAGUE
 
 
 def test_contributing_says_what_each_room_is_for() -> None:
@@ -291,7 +331,7 @@ with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
 # what is taken for granted is missed as the graph is recorded: nothing needs to be compiled
 POOLING = """
 import torch, pyro_bnn as bnn
-from pyro_bnn.capture import inductor
+from pyro_bnn.capture.inductor import compiling as inductor
 inductor._compiled = lambda graph, *_, **__: graph.forward
 net = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(4, 1))
 x = torch.randn(6, 1, 4, 4)

@@ -8,7 +8,7 @@ import torch
 
 from pyro_bnn.cli import fits
 from pyro_bnn.cli.methods import (
-    Method,
+    NamedMethod,
     find_method,
     find_methods,
     find_one,
@@ -98,9 +98,9 @@ def test_an_empty_name_is_refused(names: str) -> None:
 def test_a_method_may_bring_a_prior() -> None:
     found = find_methods("nuts@half-cauchy-scale, auto-normal @ HalfCauchyScale,nuts")
     assert found == {
-        "NUTS @ HalfCauchyScale": Method(NUTS, "HalfCauchyScale"),
-        "AutoNormal @ HalfCauchyScale": Method(AutoNormal, "HalfCauchyScale"),
-        "NUTS": Method(NUTS),
+        "NUTS @ HalfCauchyScale": NamedMethod(NUTS, "HalfCauchyScale"),
+        "AutoNormal @ HalfCauchyScale": NamedMethod(AutoNormal, "HalfCauchyScale"),
+        "NUTS": NamedMethod(NUTS),
     }
     assert [method.name for method in found.values()] == list(found)
     assert find_reference("nuts@half-cauchy-scale", found) == "NUTS @ HalfCauchyScale"
@@ -127,7 +127,9 @@ def test_a_prior_that_cannot_be_read(names: str, error: type[Exception], message
 
 
 def test_one_method_is_one() -> None:
-    assert find_one("auto-normal@cauchy") == {"AutoNormal @ Cauchy": Method(AutoNormal, "Cauchy")}
+    assert find_one("auto-normal@cauchy") == {
+        "AutoNormal @ Cauchy": NamedMethod(AutoNormal, "Cauchy")
+    }
     expected = "one method is fitted, not AutoNormal, NUTS: choose one, or run 'pyro-bnn compare'"
     with pytest.raises(OptionError, match=expected):
         find_one("auto-normal,nuts")
@@ -137,15 +139,15 @@ def test_reference_is_nuts_unless_it_is_named() -> None:
     methods = find_methods("auto-normal,nuts")
     assert find_reference(None, methods) == "NUTS"
     assert find_reference("auto-normal", methods) == "AutoNormal"
-    assert find_reference(None, {"AutoNormal": Method(AutoNormal)}) is None
-    assert find_reference(None, {"NUTS": Method(NUTS)}) is None  # there is nothing to measure
+    assert find_reference(None, {"AutoNormal": NamedMethod(AutoNormal)}) is None
+    assert find_reference(None, {"NUTS": NamedMethod(NUTS)}) is None  # there is nothing to measure
 
 
 def test_reference_is_among_the_methods() -> None:
     with pytest.raises(OptionError, match="reference NUTS is not among the methods AutoNormal"):
-        find_reference("nuts", {"AutoNormal": Method(AutoNormal)})
+        find_reference("nuts", {"AutoNormal": NamedMethod(AutoNormal)})
     with pytest.raises(UnknownNameError, match="did you mean 'nuts'"):
-        find_reference("nust", {"AutoNormal": Method(AutoNormal)})
+        find_reference("nust", {"AutoNormal": NamedMethod(AutoNormal)})
 
 
 # --- engines -------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def test_options_of_every_engine_are_spelled_as_the_engine_spells_them() -> None
 
 def test_engines_check_their_options() -> None:
     with pytest.raises(OptionError, match="num_steps is an integer of at least 1, not 0"):
-        make_engines({"AutoNormal": Method(AutoNormal)}, NUMBERS | {"num_steps": 0})
+        make_engines({"AutoNormal": NamedMethod(AutoNormal)}, NUMBERS | {"num_steps": 0})
 
 
 # --- fits ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_bnn.capture.inductor import compile_graph
+from pyro_bnn.capture.inductor.compiling import compile_graph
 
 WEIGHT = torch.linspace(-1, 1, 400, dtype=torch.float64).view(20, 20)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
-from pyro_bnn.capture.record import _record
+from pyro_bnn.capture.inductor.recording import record_rows
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.capture.transpose import lay_out
 from tests.collection import rest_in_soak
@@ -28,7 +28,7 @@ def normal(*shape: int) -> Tensor:
 def laid_out(fn: Function, *args: Tensor) -> GraphModule:
     """The graph of a function whose arguments have a symbol for C, if they begin with it."""
     rows = {i: 0 for i, arg in enumerate(args) if arg.shape[0] == C}
-    graph, _, _ = _record(fn, args, rows, select_decomp_table())
+    graph, _, _ = record_rows(fn, args, rows, select_decomp_table())
     simplify(graph)
     lay_out(graph)
     for found, expected in zip(graph(*args), fn(*args), strict=True):

@@ -275,3 +275,12 @@ def test_a_process_stays_under_the_bound() -> None:
     assert weights > 3 * bound  # all draws together do not fit
     assert len(peaks) == 3
     assert max(peaks) <= bound
+
+
+def test_tensors_of_more_numbers_than_a_bound_are_not_made() -> None:
+    with memory.AtMost(100, "{} numbers"):
+        assert torch.ones(4, 25).sum() == 100
+        with pytest.raises(ValueError, match=r"^1000000000000 numbers$"):
+            torch.empty(10**6, 10**6)
+        with pytest.raises(ValueError, match=r"^500 numbers$"):
+            torch.ones(100).expand(5, 100).clone()

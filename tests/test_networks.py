@@ -11,9 +11,9 @@ from pyro import poutine
 
 from pyro_bnn import priors, registry
 from pyro_bnn.cli import networks
-from pyro_bnn.cli.methods import Method, find_methods
-from pyro_bnn.cli.networks import Network, build_models, describe, make_networks
-from pyro_bnn.cli.options import NetworkOptions, Source
+from pyro_bnn.cli.methods import NamedMethod, find_methods
+from pyro_bnn.cli.networks import NetworkSpec, build_models, describe, make_networks
+from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.data.split import holds_counts
 from pyro_bnn.errors import OptionError, UnknownNameError
@@ -30,10 +30,10 @@ from pyro_bnn.likelihoods import (
 from pyro_bnn.models import MLP, Rank1MLP
 from tests.rows import classes, regression, split_of
 
-ONE = {"AutoNormal": Method(AutoNormal)}
+ONE = {"AutoNormal": NamedMethod(AutoNormal)}
 
 
-def network(split: Split, **options: Any) -> Network:
+def network(split: Split, **options: Any) -> NetworkSpec:
     """The network of one guide."""
     options = {"hidden": "4", **options}
     return make_networks(ONE, split, NetworkOptions(**options))["AutoNormal"]
@@ -79,7 +79,7 @@ def test_a_target_is_of_counts_where_the_likelihood_is_and_no_task_is_said(tmp_p
     path.write_text("x,y\n" + "".join(f"{i},{i % 5}\n" for i in range(40)))
 
     def is_of_counts(likelihood: str | None, task: Any = None) -> bool:
-        rows = networks.load_rows(Source(data=str(path), task=task), likelihood)
+        rows = networks.load_rows(DataOptions(data=str(path), task=task), likelihood)
         return holds_counts(rows)
 
     assert is_of_counts("poisson")
@@ -284,7 +284,7 @@ def test_priors_made_of_a_fit_are_for_python(prior: str, needed: str) -> None:
 
 
 def test_a_guide_may_need_a_model() -> None:
-    methods = {"RankOne": Method(RankOne), "AutoNormal": Method(AutoNormal)}
+    methods = {"RankOne": NamedMethod(RankOne), "AutoNormal": NamedMethod(AutoNormal)}
     found = make_networks(methods, regression(), NetworkOptions())
     assert {name: plan.model for name, plan in found.items()} == {
         "RankOne": "Rank1MLP",
@@ -313,7 +313,7 @@ def test_the_prior_of_a_method_goes_before_that_of_all() -> None:
 
 
 def test_the_same_fit_twice_is_refused() -> None:
-    methods = {"NUTS": Method(NUTS), "NUTS @ Normal": Method(NUTS, "Normal")}
+    methods = {"NUTS": NamedMethod(NUTS), "NUTS @ Normal": NamedMethod(NUTS, "Normal")}
     expected = "NUTS and NUTS @ Normal are the same fit of the same network"
     with pytest.raises(OptionError, match=expected):
         make_networks(methods, regression(), NetworkOptions())

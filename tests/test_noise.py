@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.capture.inductor import compile_graph
+from pyro_bnn.capture.inductor.compiling import compile_graph
 from pyro_bnn.infer.svi.counted_noise import make_key, normal, threefry
 
 WORD = (1 << 32) - 1

@@ -295,6 +295,13 @@ def test_a_plate_that_subsamples_is_not_scaled_twice(plate: dict[str, Any]) -> N
         assert torch.equal(before, torch.get_rng_state())  # the plate draws no rows
 
 
+def test_a_plate_of_other_rows_than_the_data_is_refused() -> None:
+    """Rows would count 48 / 12 = 4 times: the posterior of w would have half its sd."""
+    x, y = data()
+    with pytest.raises(ModelError, match=r"size 48, and the data have 12 rows: each would count 4"):
+        Program(subsampled(subsample_size=12), x, y)
+
+
 def test_a_scale_handler_on_y_tempers_the_likelihood_only() -> None:
     with default_dtype(torch.float64):
         x, y = data()

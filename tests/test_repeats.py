@@ -19,10 +19,12 @@ import typer
 from pyro_bnn.cli import fits
 from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.fits import count_numbers, expected_seconds
-from pyro_bnn.cli.kept import EndedFits
+from pyro_bnn.cli.jobs import number_of_jobs, require_cores
+from pyro_bnn.cli.many_runs import run_all
 from pyro_bnn.cli.methods import find_methods
+from pyro_bnn.cli.number_lists import numbers, one_or_several
 from pyro_bnn.cli.options import NetworkOptions
-from pyro_bnn.cli.runs import Plan, number_of_jobs, numbers, one_or_several, require_cores, run_all
+from pyro_bnn.cli.runs import OneRun, RunPlan
 from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal
@@ -30,8 +32,7 @@ from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.models import MLP
 from pyro_bnn.posterior.provenance import Provenance, one_of_processes
-from pyro_bnn.report.compare import Alone
-from pyro_bnn.report.splits.table import LARGEST, averaged
+from pyro_bnn.report.splits.table import keys_of
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_run_knows_that_it_is_one_of_several() -> None:
     assert (outside.threads, outside.processes) == (before, 1)
 
 
-class WithoutFits(Plan):
+class WithoutFits(RunPlan):
     """Comparisons whose tables say what the process of the run has."""
 
     def models(self, rows: Split, seed: int) -> dict[str, Any]:
@@ -172,7 +173,7 @@ class WithoutFits(Plan):
         pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
         provenance = Provenance("NUTS", "NUTS")
         record = {
-            **dict.fromkeys((*averaged("regression"), *LARGEST), np.nan),
+            **{key: np.nan for how in ("mean", "largest") for key in keys_of(how, "regression")},
             "log_score": float(rows.index),
             "log_score_se": 0.1,
             "threads": provenance.threads,
@@ -209,7 +210,7 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
         "NUTS": NUTS(num_chains=1, warmup_steps=2, num_samples=8, max_tree_depth=2),
         "AutoDelta": SVI(AutoDelta, num_steps=10),
     }
-    plan = Plan(
+    plan = RunPlan(
         methods=methods, engines=engines, choice=NetworkOptions(hidden="2"), reference=None,
         progress=False, say=str, command="",
     )  # fmt: skip
@@ -217,9 +218,9 @@ def test_fits_side_by_side_have_posteriors_in_order_and_those_that_diverged_are_
 
     def fit() -> tuple[dict[str, Any], dict[str, str]]:
         ran.clear()
-        ended, evaluated = EndedFits(tmp_path, engines), dict[str, Alone]()
-        done = plan.fit_side_by_side(models, rows, 0, ended, 2, evaluated)
-        assert evaluated.keys() == ended.paths.keys()
+        one = OneRun(plan, models, rows, 0, tmp_path, 2)
+        done = one.fit_side_by_side()
+        assert one.alone.keys() == one.ended.paths.keys()
         return fits.fit_all(
             engines, models, rows, seed=0, progress=False, say=str, saves=None, done=done
         )

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import verdicts
 from benchmarks.verdict_rates import spread
 from benchmarks.verdict_rates._rate import Rate
-from pyro_bnn.report.verdicts.answer import FOUND
+from pyro_bnn.report.verdicts.doubts import FOUND
 from pyro_bnn.report.verdicts.verdicts import RULES
 
 

@@ -81,10 +81,10 @@ def _compared(run: Training, gain: float, seed: int, *, draws_weights: bool) -> 
     generator = torch.Generator().manual_seed(seed)
     before, after = (_lowered(run, depth, generator) for depth in (gain + DEPTH, DEPTH))
     whole = run.batches.whole
-    paired = objective_of(run.loss_at, run.program, run.guide, whole, seed)
+    paired = objective_of(run.loss.at, run.program, run.guide, whole, seed)
     if draws_weights:
         paired = PairedObjective(
-            lambda values, noise, of: -run.loss_at(values, noise, of, None),
+            lambda values, noise, of: -run.loss.at(values, noise, of, None),
             run.guide.draw_noise,
             whole,
             seed=seed,
@@ -111,7 +111,7 @@ def _lowered(run: Training, depth: float, generator: torch.Generator) -> list[Te
 
     def elbo(size: float) -> float:
         with torch.no_grad():
-            loss = run.loss_at(moved(size), (nodes,), run.batches.whole, estimator)
+            loss = run.loss.at(moved(size), (nodes,), run.batches.whole, estimator)
         return -float(loss)
 
     top, low, high = elbo(0.0), 0.0, 1e-3

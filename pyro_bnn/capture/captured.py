@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pyro_bnn.capture.compilers import NotInCError
 from pyro_bnn.capture.cuda_graph import CudaGraphs
-from pyro_bnn.capture.inductor import compile_graph
-from pyro_bnn.capture.record import DEPENDENT, Graph, RowsError, TensorFunction, capture
+from pyro_bnn.capture.inductor.compiling import compile_graph
+from pyro_bnn.capture.inductor.recording import RowsError
+from pyro_bnn.capture.record import DEPENDENT, Graph, TensorFunction, capture
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.program.random_state import own_generators
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from pyro_bnn.capture.c_library import compile_c
-from pyro_bnn.capture.inductor import compile_graph
+from pyro_bnn.capture.c.library import compile_c
+from pyro_bnn.capture.inductor.compiling import compile_graph
 from pyro_bnn.capture.record import Graph, TensorFunction
 from pyro_bnn.errors import CaptureError
 

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph as Nodes
 from torch.fx import GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pyro_bnn.capture.inductor.recording import LazyGraph, record_rows
 from pyro_bnn.capture.simplify import memory_of, simplify
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.memory import Mode
@@ -38,12 +37,7 @@ logger = logging.getLogger("pyro_bnn")
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
-
 DEPENDENT = "it has data-dependent control flow: its operations depend on values of tensors"
-
-
-class RowsError(CaptureError):
-    """Operations that are those of one number of rows."""
 
 
 class _ShapeError(CaptureError):
@@ -112,8 +106,8 @@ def capture(fn: TensorFunction, args: Sequence[Tensor], *, num_state: int = 0) -
     """
     graph = record(fn, args)
     simplify(graph)
-    _end_with_writes(graph, num_state)
-    _LazyGraphModule.force_recompile(graph)
+    end_with_writes(graph, num_state)
+    LazyGraph.force_recompile(graph)
     return Graph(graph.forward)
 
 
@@ -137,7 +131,7 @@ def record(
     try:
         return _operations(fn, args, decompositions or {})
     except _ShapeError:
-        return _record(fn, args, {}, {})[0]
+        return record_rows(fn, args, {}, {})[0]
 
 
 def _operations(
@@ -151,11 +145,11 @@ def _operations(
         with recorder, _Unread(recorder):
             values = fn(*copies)
         recorder.graph.output(tuple(recorder.node(value) for value in values))
-    return _LazyGraphModule(recorder.constants, recorder.graph)  # no code until it is called
+    return LazyGraph(recorder.constants, recorder.graph)
 
 
-class Known(NamedTuple):
-    """What is known of a tensor without its numbers."""
+class TensorMeta(NamedTuple):
+    """A tensor without its numbers."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -230,7 +224,7 @@ class _Recorder(Mode):
 
     def _know(self, value: Tensor, node: Node) -> None:
         self._nodes[value] = node
-        node.meta["val"] = Known(value.shape, value.dtype, value.stride(), value.device)
+        node.meta["val"] = TensorMeta(value.shape, value.dtype, value.stride(), value.device)
 
 
 class _Unread(TorchFunctionMode):
@@ -259,65 +253,7 @@ def _check_unread(func: Any, args: tuple[Any, ...]) -> None:
         raise _ShapeError(DEPENDENT)
 
 
-PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
-
-_EVERY: dict[str, Any] = {
-    "size_asserts": False,  # the shapes of the inputs chose the graph already
-    # gradients of the sites are written side by side, not chosen among by every kernel that reads
-    "max_pointwise_cat_inputs": 0,
-    "cpp.enable_floating_point_contract_flag": "fast",
-}
-_OPTIONS: dict[str, Any] = {
-    **_EVERY,
-    # what several kernels read, such as scales of weights, is computed once and stored
-    "realize_opcount_threshold": 8,
-    "realize_reads_threshold": 1,
-}
-_IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}
-
-
-def _record(
-    fn: TensorFunction,
-    args: Sequence[Tensor],
-    rows: Mapping[int, int],
-    decompositions: Mapping[Any, Any],
-) -> tuple[GraphModule, list[Tensor], ShapeEnv]:
-    """The operations of ``fn``, and inputs without data of the shapes that they take.
-
-    Inputs without data are distinct objects: two that are one tensor stay two inputs.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import (
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
-
-    shapes = ShapeEnv()
-    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    examples: list[Tensor] = []
-    for i, arg in enumerate(args):
-        dims = [DimDynamic.STATIC] * arg.ndim
-        if i in rows:
-            dims[rows[i]] = DimDynamic.DYNAMIC
-        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        examples.append(mode.from_tensor(arg.detach(), symbolic_context=context))
-    symbols: list[Any] = [examples[i].shape[dim] for i, dim in rows.items()]
-    trace = make_fx(
-        fn,
-        decomposition_table=dict(decompositions),
-        tracing_mode="fake",
-        _allow_non_fake_inputs=True,
-    )
-    with mode, without_validation():
-        graph = trace(*examples)
-    for size in symbols:
-        if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is not None:
-            raise RowsError(f"its operations are those of {int(size)} rows only")
-    return graph, examples, shapes
-
-
-def _end_with_writes(graph: GraphModule, num_state: int) -> None:
+def end_with_writes(graph: GraphModule, num_state: int) -> None:
     """Write the trailing outputs into the leading inputs, and return the others.
 
     An input that is also read here, by what is returned or by another input, is read first.

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pyro_bnn import __version__
-from pyro_bnn.cli import options as opt
+from pyro_bnn.cli.option_groups import GroupedCommand
 from pyro_bnn.cli.results import ANY
 from pyro_bnn.cli.terminal import PROGRAM, WIDTH
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-command = functools.partial(app.command, cls=opt.GroupedCommand)
+command = functools.partial(app.command, cls=GroupedCommand)
 
 
 @app.callback(invoke_without_command=True)

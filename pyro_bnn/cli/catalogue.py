@@ -32,8 +32,8 @@ def listing(columns: int) -> Iterator[str]:
 
 def catalogue() -> dict[str, dict[str, str]]:
     """Everything with a name: kind, then name, then its first sentence."""
-    found = {f"{kind}s": dict(_classes(f"pyro_bnn.{KINDS[kind]}")) for kind in KINDS}
-    return found | {"data sets": dict(_data_sets())}
+    classes = {f"{kind}s": dict(_classes(f"pyro_bnn.{KINDS[kind]}")) for kind in KINDS}
+    return classes | {"data sets": dict(_data_sets())}
 
 
 def _classes(package: str) -> Iterator[tuple[str, str]]:

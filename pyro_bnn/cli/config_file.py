@@ -32,21 +32,21 @@ def with_file(args: Sequence[str], command: str, options: Mapping[str, Takes]) -
     """
     rest: list[str] = []
     files = []
-    given = iter(args)
-    for arg in given:
+    rest_of_args = iter(args)
+    for arg in rest_of_args:
         name, equals, value = arg.partition("=")
-        own = (value if equals else next(given, None)) if name == FLAG else None
-        if own is None:
+        file = (value if equals else next(rest_of_args, None)) if name == FLAG else None
+        if file is None:
             rest.append(arg)
         else:
-            files.append(own)
+            files.append(file)
     if not files or {"-h", "--help"} & set(rest):
         return rest
     if len(files) > 1 or not files[0]:
         raise OptionError(f"{FLAG} names one file, not {' and '.join(map(repr, files))}")
     typed = {arg.partition("=")[0] for arg in rest}
     of_file = _options(files[0], command, options).items()
-    made = [arg for flag, own in of_file if flag not in typed for arg in own]
+    made = [arg for flag, texts in of_file if flag not in typed for arg in texts]
     return [*made, *rest]
 
 

@@ -1,4 +1,4 @@
-"""What the command line runs: names and numbers become engines, and engines posteriors."""
+"""The engines of a command are checked and run, one after another."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.ensembles.swag import SWAG
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.mcmc.hamiltonian import TYPICAL_STEPS
+from pyro_bnn.infer.steps.rounds import AUTO
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL, make_estimator
 from pyro_bnn.infer.svi.options import LIKELY_STEPS
-from pyro_bnn.infer.svi.rounds import AUTO
 from pyro_bnn.memory import is_exceeded
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
@@ -191,7 +191,7 @@ def why_lost(error: Exception) -> str:
 
 
 def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list[Verdict]:
-    """What speaks against convergence of a fit, and how much was looked at, which warns of nothing.
+    """Verdicts on the convergence of a fit, and on how much the checks could have seen.
 
     Args:
         name: The method.

@@ -1,7 +1,7 @@
 """A process that imports what fits need while this one does the same, for others to fork from.
 
 Torch and this package take seconds to import. A process of the method ``spawn`` begins that when it
-is started; one that is forked from a server has it done.
+is started; one that is forked from a server has it done. Of joblib's processes each imports anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pyro_bnn.cli.signals import ignored
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # of other libraries
-MODULES = ["pyro_bnn.cli.runs", "pyro_bnn.infer", "pyro_bnn.guides"]
+MODULES = ["pyro_bnn.cli.many_runs", "pyro_bnn.infer", "pyro_bnn.guides"]
 
 _threads: int | None = None  # of the pools of the server
 

@@ -1,4 +1,4 @@
-"""What a command has made is kept: fits from their ends on, results where their folder fails."""
+"""Nothing that a command has made is lost: fits are saved as they end, results somewhere else."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PREFIX = "pyro-bnn-kept-"  # of folders in place of those that cannot be written
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def locked_folder(out: Path) -> Iterator[None]:
     """Keep other commands from a folder of the output until the end of the block or the process.
 
-    Its folder of fits is what is locked; both are left behind only with something in them.
+    The folder of fits in it is locked. Both folders are removed at the end if they are empty.
 
     Raises:
         OptionError: If another command writes to it.

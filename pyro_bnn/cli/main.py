@@ -15,9 +15,9 @@ from typing import Any
 import typer
 
 from pyro_bnn.cli import commands  # noqa: F401 - they belong to the program once imported
-from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import app
 from pyro_bnn.cli.config_file import with_file
+from pyro_bnn.cli.option_groups import values_taken
 from pyro_bnn.cli.results import UnwantedError
 from pyro_bnn.cli.signals import taken_as_ctrl_c
 from pyro_bnn.cli.terminal import (
@@ -87,7 +87,7 @@ def _run(args: list[str]) -> int | None:
     try:
         program: Any = typer.main.get_command(app)
         if args and (chosen := program.commands.get(args[0])):
-            args = [args[0], *with_file(args[1:], args[0], opt.takes(chosen))]
+            args = [args[0], *with_file(args[1:], args[0], values_taken(chosen))]
         obj = shlex.join([PROGRAM, *args])
         with plain_notes():
             code = program.main(args, prog_name=PROGRAM, standalone_mode=False, obj=obj)

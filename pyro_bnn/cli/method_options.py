@@ -37,7 +37,7 @@ def read_options(cls: type[Any], text: str) -> dict[str, Any]:
         {'target_accept': 0.95, 'max_tree_depth': 8}
     """
     known = written_options(cls)
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in text.split(":"):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
@@ -45,10 +45,10 @@ def read_options(cls: type[Any], text: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         if name not in known:
             raise UnknownNameError(f"option of {cls.__name__}", name, known)
-        if name in found:
+        if name in options:
             raise OptionError(f"the option {name} of {cls.__name__} is written twice")
-        found[name] = _read(name, value, known[name])
-    return found
+        options[name] = _read(name, value, known[name])
+    return options
 
 
 def written_options(cls: type[Any]) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def written_options(cls: type[Any]) -> dict[str, Any]:
 
 def own_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the options of a method that are of its class itself, not of the SVI of a guide."""
-    own = {name for name, _ in _types(cls)}
-    return {name: value for name, value in options.items() if name in own}
+    names = {name for name, _ in _types(cls)}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def _types(cls: type[Any]) -> list[tuple[str, Any]]:

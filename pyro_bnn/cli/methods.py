@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class NamedMethod:
     """A guide or a sampler, on a network with a prior of its own if it names one.
 
     Args:
@@ -30,7 +31,7 @@ class Method:
 
     Example:
         >>> find_methods("nuts:target_accept=0.9@half-cauchy-scale")
-        {'NUTS:target_accept=0.9 @ HalfCauchyScale': Method(cls=<class \
+        {'NUTS:target_accept=0.9 @ HalfCauchyScale': NamedMethod(cls=<class \
 'pyro_bnn.infer.mcmc.nuts.NUTS'>, prior='HalfCauchyScale', options={'target_accept': 0.9})}
     """
 
@@ -61,11 +62,11 @@ def find_method(name: str) -> type[Any]:
         >>> find_method("auto-low-rank").__name__
         'AutoLowRankMultivariateNormal'
     """
-    found: type[Any] = find("method", name, known_methods())
-    return found
+    method: type[Any] = find("method", name, known_methods())
+    return method
 
 
-def find_methods(names: str) -> dict[str, Method]:
+def find_methods(names: str) -> dict[str, NamedMethod]:
     """The methods of a list separated by commas, by the name of a report, in the order given.
 
     Args:
@@ -80,7 +81,7 @@ def find_methods(names: str) -> dict[str, Method]:
         >>> list(find_methods("auto-normal, AutoDelta"))
         ['AutoNormal', 'AutoDelta']
     """
-    methods: dict[str, Method] = {}
+    methods: dict[str, NamedMethod] = {}
     expected = "methods are names separated by commas, such as auto-normal,nuts"
     for part in comma_parts(names, expected):
         method = _with_prior(part)
@@ -90,19 +91,19 @@ def find_methods(names: str) -> dict[str, Method]:
     return methods
 
 
-def find_one(name: str) -> dict[str, Method]:
+def find_one(name: str) -> dict[str, NamedMethod]:
     """The one method of a name as :func:`find_methods` takes it.
 
     Raises:
         UnknownNameError: If the name is not known; suggests the nearest.
         OptionError: If there are several names.
     """
-    found = find_methods(name)
-    if len(found) > 1:
+    methods = find_methods(name)
+    if len(methods) > 1:
         raise OptionError(
-            f"one method is fitted, not {', '.join(found)}: choose one, or run 'pyro-bnn compare'"
+            f"one method is fitted, not {', '.join(methods)}: choose one, or run 'pyro-bnn compare'"
         )
-    return found
+    return methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Auto:
     seconds: float = 600.0
 
 
-def find_reference(name: str | None, methods: Mapping[str, Method]) -> str | Auto | None:
+def find_reference(name: str | None, methods: Mapping[str, NamedMethod]) -> str | Auto | None:
     """Name of the method that the others are measured against, or how one is to be looked for.
 
     Args:
@@ -163,7 +164,7 @@ def _auto(options: str) -> Auto:
     return Auto(seconds)
 
 
-def _with_prior(text: str) -> Method:
+def _with_prior(text: str) -> NamedMethod:
     called, at, prior = (part.strip() for part in text.partition("@"))
     if at and not prior:
         raise OptionError(f"a prior follows the @, as in nuts@half-cauchy-scale, not {text!r}")
@@ -174,7 +175,7 @@ def _with_prior(text: str) -> Method:
             f"nuts:target_accept=0.9:num_samples=500, not {text!r}"
         )
     cls = find_method(name)
-    return Method(
+    return NamedMethod(
         cls,
         lookup("prior", prior).__name__ if at else None,
         read_options(cls, options) if has_options else {},
@@ -182,7 +183,7 @@ def _with_prior(text: str) -> Method:
 
 
 def make_engines(
-    methods: Mapping[str, Method],
+    methods: Mapping[str, NamedMethod],
     options: Mapping[str, int | None],
     estimator: str | None = None,
 ) -> dict[str, Any]:
@@ -225,10 +226,10 @@ def make_engines(
             how["engine"] = engine.inner(**inner)
         how |= method.options
         if is_guide:
-            own = own_options(method.cls, method.options)
-            how = {option: value for option, value in how.items() if option not in own}
+            of_guide = own_options(method.cls, method.options)
+            how = {option: value for option, value in how.items() if option not in of_guide}
             guide: Any = method.cls
-            how["guide"] = functools.partial(guide, **own) if own else guide
+            how["guide"] = functools.partial(guide, **of_guide) if of_guide else guide
         engines[name] = engine(**how)
     return engines
 
@@ -244,9 +245,10 @@ def is_set_by(engine: Any, option: str) -> bool:
     return takes(engine, option) and not is_length
 
 
-def takes(engine: Any, option: str) -> bool:
-    """Whether an engine, or a class of engines, has an option."""
-    return any(field.name == option for field in dataclasses.fields(engine))
+def takes(made: Any, option: str) -> bool:
+    """Whether an engine or a model, or a class of them, has an option, such as ``"hidden"``."""
+    cls = made if isinstance(made, type) else type(made)
+    return option in inspect.signature(cls).parameters
 
 
 def comma_parts(text: str, expected: str) -> Sequence[str]:

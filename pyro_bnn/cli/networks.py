@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import tempfile
 import textwrap
@@ -13,8 +12,8 @@ from typing import Any, cast
 import torch
 import typer
 
-from pyro_bnn.cli.methods import Method, comma_parts
-from pyro_bnn.cli.options import NetworkOptions, Source
+from pyro_bnn.cli.methods import NamedMethod, comma_parts, takes
+from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.cli.terminal import WIDTH, given
 from pyro_bnn.data import Split, load
 from pyro_bnn.data.on_disk import is_large_table
@@ -42,7 +41,7 @@ FACTOR_PRIORS: Mapping[str, Mapping[str, float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkSpec:
     """Everything that a model of the command line is made from, in names and numbers.
 
     Args:
@@ -81,9 +80,9 @@ class Network:
             OptionError: If a size is not allowed, or a class needs arguments.
         """
         cls = lookup("model", self.model)
-        own = getattr(cls, "default_likelihood", None)
+        default = getattr(cls, "default_likelihood", None)
         likelihood = None  # the model's own
-        if own is None or type(own).__name__ != self.likelihood:
+        if default is None or type(default).__name__ != self.likelihood:
             likelihood = made("likelihood", self.likelihood, num_classes=self.num_classes or 2)
         prior = None
         if self.prior is not None:
@@ -101,7 +100,7 @@ class Network:
         return cast(Model, model)
 
 
-def load_rows(source: Source, likelihood: str | None) -> Split:
+def load_rows(source: DataOptions, likelihood: str | None) -> Split:
     """The rows that a command names; where its likelihood is one of counts, so is the target.
 
     Raises:
@@ -135,7 +134,7 @@ def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
     classes = dict.fromkeys(type(model) for model in models.values())
     for name in LAYER_OPTIONS:
         if given(context, name) and not any(takes(cls, name) for cls in classes):
-            others = [own for own, cls in entries("model").items() if takes(cls, name)]
+            others = [kebab for kebab, cls in entries("model").items() if takes(cls, name)]
             raise OptionError(
                 f"--{name} does nothing for {', '.join(cls.__name__ for cls in classes)}: "
                 f"leave it out, or take the model {', '.join(others[:-1])} or {others[-1]}"
@@ -143,8 +142,8 @@ def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
 
 
 def make_networks(
-    methods: Mapping[str, Method], split: Split, options: NetworkOptions, seed: int = 0
-) -> dict[str, Network]:
+    methods: Mapping[str, NamedMethod], split: Split, options: NetworkOptions, seed: int = 0
+) -> dict[str, NetworkSpec]:
     """The network of each method, with the likelihood of the task.
 
     Regression gets Gaussian noise of learned scale, two classes Bernoulli, more Categorical.
@@ -165,12 +164,12 @@ def make_networks(
     if options.activation not in ACTIVATIONS:
         raise UnknownNameError("activation", options.activation, ACTIVATIONS)
     num_outputs = y.shape[1] if y.ndim == 2 else 1
-    networks: dict[str, Network] = {}
+    networks: dict[str, NetworkSpec] = {}
     for name, method in methods.items():
         default = DEFAULT_OF_IMAGES if x.ndim == 4 else DEFAULT_MODEL
         model = _model_name(method, options.model, default)
         cls = lookup("model", model)
-        network = Network(
+        network = NetworkSpec(
             model=model,
             num_inputs=math.prod(x.shape[1:]),
             num_outputs=num_outputs,
@@ -191,7 +190,7 @@ def make_networks(
     return networks
 
 
-def build_models(networks: Mapping[str, Network], device: str = "cpu") -> dict[str, Model]:
+def build_models(networks: Mapping[str, NetworkSpec], device: str = "cpu") -> dict[str, Model]:
     """The models of networks by name, on a device; equal networks share ONE model object.
 
     Raises:
@@ -226,11 +225,6 @@ def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
             "such as mlp"
         )
     return 1, side, side
-
-
-def takes(model: Any, option: str) -> bool:
-    """Whether a class of models has an option, such as ``"hidden"``."""
-    return option in inspect.signature(model).parameters
 
 
 def layer_units(hidden: str) -> tuple[int, ...]:
@@ -286,9 +280,9 @@ def _inputs(x: torch.Tensor) -> str:
 # The parts of a network
 
 
-def _model_name(method: Method, given: str | None, default: str) -> str:
+def _model_name(method: NamedMethod, asked: str | None, default: str) -> str:
     needed = getattr(method.cls, "needs_model", None)
-    model = lookup("model", given or needed or default).__name__
+    model = lookup("model", asked or needed or default).__name__
     fitting = (needed, *getattr(method.cls, "suits_models", ()))
     if needed is not None and model not in fitting:
         raise OptionError(
@@ -298,9 +292,9 @@ def _model_name(method: Method, given: str | None, default: str) -> str:
     return str(model)
 
 
-def _prior_name(given: str | None) -> str | None:
+def _prior_name(asked: str | None) -> str | None:
     """Class of the prior; None for Normal, which is every model's own: equal networks are equal."""
-    prior = None if given is None else str(lookup("prior", given).__name__)
+    prior = None if asked is None else str(lookup("prior", asked).__name__)
     return None if prior == "Normal" else prior
 
 
@@ -310,11 +304,11 @@ def _task_likelihood(split: Split) -> str:
     return "Categorical" if (split.train.num_classes or 2) > 2 else "Bernoulli"
 
 
-def _likelihood_name(given: str | None, split: Split, num_outputs: int) -> str:
+def _likelihood_name(asked: str | None, split: Split, num_outputs: int) -> str:
     chosen = _task_likelihood(split)
-    if given is None:
+    if asked is None:
         return chosen
-    name = str(lookup("likelihood", given).__name__)
+    name = str(lookup("likelihood", asked).__name__)
     num_classes = split.train.num_classes
     described = kind_of_target(made("likelihood", name, num_classes=num_classes or 2), num_outputs)
     target = "counts" if holds_counts(split) else "numbers"

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_bnn.cli.file_scores import FileScores, RowArrays
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.cli.uncertainty import ROWS_AT_ONCE, Uncertainty, epistemic
 from pyro_bnn.data.arrays import count_rows
 from pyro_bnn.data.csv_file import lines_of
 from pyro_bnn.data.new_rows import NewRows, read_new_rows
-from pyro_bnn.diagnostics.bands import gives_band, simulated_pit
-from pyro_bnn.diagnostics.calibration import coverage, covered_share, pit
 from pyro_bnn.diagnostics.novelty import LEVEL, Novelty
-from pyro_bnn.diagnostics.scores import accuracy, rmse
 from pyro_bnn.errors import BNNWarning, DataError, OptionError
 from pyro_bnn.files.atomic import check_file, written
 from pyro_bnn.memory import GIB
@@ -95,7 +93,7 @@ class FilePredictions:
         separator = self.rows.separator
         yield from lines_of([[*self.rows.header, *self.columns]], separator)
         yield "\n"
-        own = self.rows.text.lines()
+        lines = self.rows.text.lines()
         for begin in range(0, len(self.distance), ROWS_WRITTEN):
             rows = slice(begin, begin + ROWS_WRITTEN)
             texts = [
@@ -104,7 +102,7 @@ class FilePredictions:
                 else _numbers(values[rows], widths[name][rows] if name in widths else None)
                 for name, values in self.columns.items()
             ]
-            some = itertools.islice(own, len(self.distance[rows]))
+            some = itertools.islice(lines, len(self.distance[rows]))
             yield "".join(f"{separator.join(row)}\n" for row in zip(some, *texts, strict=True))
 
     def summary(self) -> Iterator[str]:
@@ -188,7 +186,8 @@ def predict_file(
     posterior, measure = fit.posterior, fit.uncertainty.measure
     z = posterior.in_blocks(_count(fit, num_samples, len(rows.x)), seed)
     at_once = ROWS_AT_ONCE if fit.class_names else _rows_at_once(len(z), num_targets)
-    whole: dict[str, np.ndarray] = {}  # made at once: small parts would split the heap
+    whole = RowArrays(len(rows.x))
+    scores = None if rows.y is None else FileScores(rows.y, level)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BNNWarning)  # moments that do not exist: said once, below
         for block, start in enumerate(range(0, len(rows.x), at_once)):
@@ -196,20 +195,14 @@ def predict_file(
             # otherwise every block has the same noise
             noise_seed = derived_seed(seed, block + 2) if block else seed
             prediction = _predict(fit, _in_its_units(fit, rows.x[index]), z, noise_seed)
-            found = prediction.columns(level)
-            if rows.y is not None:
-                found |= _of_target(prediction, rows.y[index], level, noise_seed)
-            found["epistemic"] = to_numpy(epistemic(prediction, measure, num_targets))
-            for name, values in found.items():
-                if name == "covered":  # of each draw, not of each row
-                    whole[name] = whole.get(name, 0) + values
-                    continue
-                if name not in whole:
-                    whole[name] = np.empty((len(rows.x), *values.shape[1:]), values.dtype)
-                whole[name][index] = values
+            whole.fill(index, prediction.columns(level))
+            if scores is not None:
+                scores.add(index, prediction, noise_seed)
+            uncertainty = to_numpy(epistemic(prediction, measure, num_targets))
+            whole.fill(index, {"epistemic": uncertainty})
     columns = {name: values for name, values in whole.items() if name.startswith("predicted")}
-    own = {*columns, DISTANCE, P_VALUE, RATIO}
-    if taken := [name for name in rows.header if name in own]:
+    written = {*columns, DISTANCE, P_VALUE, RATIO}
+    if taken := [name for name in rows.header if name in written]:
         raise DataError(
             f"{str(path)!r} has {', '.join(map(repr, taken))} already, which predictions would "
             "write: rename or drop it; an input of the fit is renamed in its data, and fitted again"
@@ -222,7 +215,9 @@ def predict_file(
         epistemic=whole["epistemic"],
         note=_note(fit, z, num_samples, len(rows.x)),
         training=_of_training(fit, z, seed, at_once),
-        scores=[] if rows.y is None else list(_scores(fit, whole, to_numpy(rows.y), starts, level)),
+        scores=[]
+        if scores is None
+        else [*scores.lines(columns, starts, str(fit.target_name), fit.target_names)],
         starts=starts,
         novelty=fit.novelty,
         distance=_distance(fit, rows.x),
@@ -347,8 +342,8 @@ def _distance(fit: SavedFit, x: Tensor) -> np.ndarray:
     """
     blocks = []
     for rows in x.split(ROWS_MEASURED):
-        own = torch.nan_to_num(_in_its_units(fit, rows).float())  # its largest for those beyond
-        blocks.append(fit.novelty.distance(to_numpy(own.flatten(1))))
+        inputs = torch.nan_to_num(_in_its_units(fit, rows).float())  # its largest for those beyond
+        blocks.append(fit.novelty.distance(to_numpy(inputs.flatten(1))))
     return np.concatenate(blocks)
 
 
@@ -363,29 +358,6 @@ def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:
     return x if inputs is None else inputs.transform(x)
 
 
-def _of_target(prediction: Prediction, y: Tensor, level: float, seed: int) -> dict[str, np.ndarray]:
-    """What scores are made of, for up to ROWS_AT_ONCE rows."""
-    found = {"log_score": to_numpy(prediction.log_prob(y)).astype(float)}
-    if not y.is_floating_point():  # labels
-        return {**found, "probs": to_numpy(prediction.probs).astype(float)}  # [N, C]
-    draws = to_numpy(prediction.draws).astype(float)  # [S, N, O]
-    observed = to_numpy(y).reshape(len(y), -1)
-    pits, shares = [], []
-    for o in range(observed.shape[1]):
-        of = draws[..., o], observed[:, o]
-        pits.append(pit(*of, seed=seed))
-        shares.append(
-            covered_share(simulated_pit(*of, seed=seed), level)
-            if gives_band(len(draws))
-            else np.full(len(draws), np.nan)
-        )
-    found["pit"] = np.stack(pits, axis=1)  # [N, O]
-    found["covered"] = len(y) * np.stack(shares, axis=1)  # [S, O]
-    if observed.shape[1] > 1 and prediction.has_target_densities:
-        found["target_log_score"] = to_numpy(prediction.target_log_prob(y)).astype(float)
-    return found
-
-
 def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> None:
     for start in starts:
         count = int(np.isnan(columns[f"{start}_mean"] + columns[f"{start}_sd"]).sum())
@@ -396,39 +368,6 @@ def _warn_of_moments(columns: dict[str, np.ndarray], starts: Sequence[str]) -> N
                 BNNWarning,
                 stacklevel=3,
             )
-
-
-def _scores(
-    fit: SavedFit, found: dict[str, np.ndarray], y: np.ndarray, starts: Sequence[str], level: float
-) -> Iterator[str]:
-    """Lines on how the predictions compare with the target: of all, then of each of several."""
-    start = f"Against {fit.target_name!r} of {count_rows(len(y))}: {_nats(found['log_score'])}"
-    if fit.class_names is not None:
-        yield f"{start}, accuracy {100 * accuracy(found['probs'], y):.1f} %"
-        return
-    if fit.target_names is not None:
-        yield start
-    for o, name in enumerate(starts):
-        point, what, own = found[f"{name}_mean"], "", y.reshape(len(y), -1)[:, o]
-        if not np.isfinite(point).all():
-            point, what = found[f"{name}_median"], " of the median"
-        covered = coverage(found["pit"][:, o], level, found["covered"][:, o] / len(y))
-        band = (
-            f"expected if the model is right: {100 * covered.low:.1f} to {100 * covered.high:.1f} %"
-        )
-        line = (
-            f"RMSE{what} {number(rmse(point, own))}, {100 * level:g} % interval covers "
-            f"{100 * covered.observed:.1f} % "
-            f"({'too few draws to check it' if math.isnan(covered.low) else band})"
-        )
-        if "target_log_score" in found:
-            line = f"{_nats(found['target_log_score'][:, o])}, {line}"
-        alone = start if fit.target_names is None else f"  {fit.target_names[o]!r} alone"
-        yield f"{alone}{', ' if fit.target_names is None else ': '}{line}"
-
-
-def _nats(log_scores: np.ndarray) -> str:
-    return f"log score {number(float(log_scores.mean()))} nats a row"
 
 
 def _numbers(values: np.ndarray, width: np.ndarray | None = None) -> list[str]:

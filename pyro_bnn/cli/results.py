@@ -1,4 +1,4 @@
-"""What a command found: as text on standard output, or with ``--json`` as one document."""
+"""The result of a command is printed as text, or with ``--json`` as one JSON document."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ import typer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Result:
     """The result of a command.
 
     Args:
         text: What is printed without ``--json``.
         document: What is printed with it: names, numbers, text, and tables of pandas.
         files: Those that were written.
-        warnings: What ``--fail-on`` looks at: texts, each with what it speaks against.
+        warnings: What ``--fail-on`` looks at: pairs of what a warning speaks against, such as
+            ``"refit"``, and its text.
     """
 
     text: str
@@ -40,37 +41,37 @@ class UnwantedError(Exception):
 
 
 def show(
-    command: Callable[..., Iterator[Found]],
+    command: Callable[..., Iterator[Result]],
     values: Mapping[str, Any],
     *,
     as_json: bool,
     fail_on: Sequence[str] = (),
 ) -> None:
-    """Run a command, and print what it found: all of it, before an error that comes after it.
+    """Run a command, and print its result, also where the command raises an error after it.
 
     Args:
-        command: Yields what it found, or nothing.
+        command: Yields its result, or nothing.
         values: Its arguments.
-        as_json: Whether that is printed as JSON, and what is said on the way on standard error.
-        fail_on: What warnings are errors, by what they speak against, or `ANY`.
+        as_json: Whether the result is printed as JSON; progress then goes to standard error.
+        fail_on: Warnings that are errors: what they speak against, or `ANY`.
 
     Raises:
         UnwantedError: If there is such a warning.
     """
     results = command(**values)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        found = next(results, None)
-    if found is None:
+        result = next(results, None)
+    if result is None:
         return
     if as_json:
-        document = {**found.document(), "files": found.files}
+        document = {**result.document(), "files": result.files}
         typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
     else:
-        typer.echo(found.text)
-        for file in found.files:
+        typer.echo(result.text)
+        for file in result.files:
             typer.echo(f"Wrote {file}")
     next(results, None)
-    unwanted = [text for against, text in found.warnings() if {ANY, against} & set(fail_on)]
+    unwanted = [text for against, text in result.warnings() if {ANY, against} & set(fail_on)]
     if unwanted:
         more = f" (and {len(unwanted) - 1} more)" if len(unwanted) > 1 else ""
         raise UnwantedError(f"--fail-on {','.join(fail_on)}: {unwanted[0]}{more}")
@@ -89,9 +90,9 @@ def plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):  # a named tuple
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {str(name): plain(own) for name, own in value.items()}
+        return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(own) for own in value]
+        return [plain(one) for one in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -11,11 +11,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal
+from typing import Any
 
 from pyro_bnn.cli import training_file
-from pyro_bnn.cli.networks import Network
+from pyro_bnn.cli.networks import NetworkSpec
 from pyro_bnn.cli.uncertainty import Uncertainty
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.data.labels import Task
@@ -23,7 +22,7 @@ from pyro_bnn.data.split import Column
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.errors import BNNError, DataError, FileFormatError
 from pyro_bnn.files.atomic import made_folder, written
-from pyro_bnn.files.schema import require_version
+from pyro_bnn.files.schema import expect, require_version
 from pyro_bnn.files.tensors import read_json
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.posterior.posterior import Posterior
@@ -39,6 +38,41 @@ FORMAT, VERSION = "pyro_bnn fit", 2
 LARGEST_LOC = 1e9  # in sds: float64 then still resolves 1e-6 of an sd
 BYTES_OF_A_WEIGHT = 2  # bytes of the narrowest dtype
 BYTES_OF_A_LAYER = 20  # the file names its sites and their shapes
+SIZE = range(1, 1 << 62)
+NAMES = (None, [str])
+SCHEMA: dict[Any, Any] = {
+    "network": {
+        "model": str,
+        "num_inputs": SIZE,
+        "num_outputs": SIZE,
+        "num_classes": (None, SIZE),
+        "hidden": [SIZE],
+        "activation": str,
+        "prior": (None, str),
+        "likelihood": str,
+        "seed": range(1 - (1 << 63), 1 << 63),
+        "image_shape?": (None, [SIZE]),
+        "depth?": (None, SIZE),
+        "width?": (None, SIZE),
+    },
+    "columns": [{"name": str, "categories": NAMES}],
+    "task": frozenset(typing.get_args(Task)),
+    "target_name": (None, str),
+    "class_names": NAMES,
+    "data": str,
+    "num_rows": int,
+    "split": (None, int),
+    "uncertainty": {
+        "measure": str,
+        "median": (None, float),
+        "maximum": (None, float),
+        "num_rows?": (None, int),
+    },
+    "held_out": (None, {str: float}),
+    "command": str,
+    "target_names": NAMES,
+    ...: object,  # what a reader wants to know, and the checksum
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +97,7 @@ class SavedFit:
     """
 
     posterior: Posterior
-    network: Network
+    network: NetworkSpec
     columns: tuple[Column, ...]
     task: Task
     target_name: str | None
@@ -81,7 +115,7 @@ class SavedFit:
     def of(
         cls,
         posterior: Posterior,
-        network: Network,
+        network: NetworkSpec,
         columns: tuple[Column, ...],
         rows: Split,
         *,
@@ -170,10 +204,13 @@ class SavedFit:
             SiteError: If its posterior is not of its network.
         """
         path, stored = Path(folder, FIT_FILE), Path(folder, POSTERIOR_FILE)
-        document, kinds = _document(path), typing.get_type_hints(cls)
-        del kinds["posterior"], kinds["novelty"]
+        document = _document(path)
         try:
-            values = {name: _read(kind, document[name], name) for name, kind in kinds.items()}
+            expect(document, SCHEMA, "it")
+            values = {name: _tuples(document[name]) for name in SCHEMA if name is not ...}
+            values["network"] = NetworkSpec(**values["network"])
+            values["columns"] = tuple(Column(**column) for column in values["columns"])
+            values["uncertainty"] = Uncertainty(**values["uncertainty"])
             _check(values)
             _check_size(values["network"], stored)
             model = values["network"].build()
@@ -206,37 +243,15 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _crc32(document: Mapping[str, Any]) -> int:
-    """The checksum of a document, which those of before have not."""
+    """The checksum of a document; those of earlier versions have none."""
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
-def _read(kind: Any, value: Any, name: str) -> Any:
-    """A value of a JSON document as what a field of a dataclass is annotated to be.
-
-    A whole number counts as a float, and a truth value as neither.
-
-    Raises:
-        KeyError, TypeError, ValueError: If it is something else.
-    """
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin is UnionType:
-        return None if value is None else _read(parts[0], value, name)
-    if origin is Literal:
-        if value not in parts:
-            raise ValueError(f"its {name} is {value!r:.50}")
-        return value
-    if origin is tuple and type(value) is list:
-        return tuple(_read(parts[0], item, name) for item in value)
-    if origin is Mapping and type(value) is dict:
-        return {key: _read(parts[1], item, key) for key, item in value.items()}
-    if dataclasses.is_dataclass(kind) and type(value) is dict:
-        kinds: Any = typing.get_type_hints(kind)
-        made: Any = kind
-        return made(**{key: _read(kinds[key], item, key) for key, item in value.items()})
-    if origin or type(value) not in ((int, float) if kind is float else (kind,)):
-        expected = "list" if origin is tuple else getattr(kind, "__name__", str(kind))
-        raise TypeError(f"{name} is a {type(value).__name__}, not a {expected}: {value!r:.50}")
-    return value
+def _tuples(value: Any) -> Any:
+    """A value of a JSON document with tuples for its lists."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _check(values: Mapping[str, Any]) -> None:
@@ -246,16 +261,10 @@ def _check(values: Mapping[str, Any]) -> None:
         KeyError: If a score is missing.
         ValueError: If they are not.
     """
-    network: Network = values["network"]
-    sizes = (network.num_inputs, network.num_outputs, network.num_classes, *network.hidden)
-    sizes += (network.depth, network.width, *(network.image_shape or ()))
-    if not all(size is None or size > 0 for size in sizes):
-        raise ValueError(f"sizes of its network are positive integers, not {sizes!r:.50}")
+    network: NetworkSpec = values["network"]
     shape = network.image_shape or (network.num_inputs,)
     if math.prod(shape) != network.num_inputs:
         raise ValueError(f"images of {list(shape)!r:.50} are not its {network.num_inputs} inputs")
-    if not abs(network.seed) < 1 << 63:
-        raise ValueError(f"its seed is {network.seed}")
     num_inputs = sum(len(column.inputs) for column in values["columns"])
     if num_inputs != network.num_inputs:
         raise ValueError(
@@ -275,7 +284,7 @@ def _check(values: Mapping[str, Any]) -> None:
             _words(values["held_out"], f" of {name}")
 
 
-def _check_size(network: Network, posterior: Path) -> None:
+def _check_size(network: NetworkSpec, posterior: Path) -> None:
     """Check that the weights of a network are not more than a file of its posterior holds.
 
     Those of a network of images follow from its columns, each of which the file names, and from its
@@ -366,16 +375,16 @@ def held_out_scores(posterior: Posterior, split: Split, seed: int) -> dict[str, 
     num_draws = posterior.count(None)
     some = split_with_draws(split, num_draws)
     scores = held_out(posterior, some, num_draws, seed, every_row=split.test)
-    found = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
+    values = {"rows": len(split.test), "log_score": float(scores.log_score.mean())}
     if scores.coverage is None:
-        return {**found, "accuracy": scores.accuracy}
-    found |= {"rmse": scores.rmse, "coverage": scores.coverage.observed}
+        return {**values, "accuracy": scores.accuracy}
+    values |= {"rmse": scores.rmse, "coverage": scores.coverage.observed}
     for name, of_target in zip(_target_names(split.test) or (), scores.targets, strict=True):
-        found |= {f"rmse of {name}": of_target.rmse}
-        found |= {f"coverage of {name}": of_target.coverage.observed}
+        values |= {f"rmse of {name}": of_target.rmse}
+        values |= {f"coverage of {name}": of_target.coverage.observed}
         if of_target.log_score is not None:
-            found |= {f"log_score of {name}": float(of_target.log_score.mean())}
-    return found
+            values |= {f"log_score of {name}": float(of_target.log_score.mean())}
+    return values
 
 
 def _target_names(data: Dataset) -> tuple[str, ...] | None:

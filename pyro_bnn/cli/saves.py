@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pyro_bnn.cli.options import option
+from pyro_bnn.cli.option_groups import flag, option
 from pyro_bnn.errors import DataError, OptionError, SiteError
 
 if TYPE_CHECKING:
@@ -25,40 +25,42 @@ class OtherRunError(OptionError):
 class Saves:
     """Where a run, or each of several, is saved, and whether it goes on from there.
 
-    Args:
-        checkpoint: Save the state of each run to this folder every half minute, and when Ctrl-C
-            stops it, for --resume.
-        resume: Go on from the folder of --checkpoint, the other options being those of the command
-            that was stopped.
-
     Raises:
         OptionError: If it is to go on from nowhere.
     """
 
     heading: ClassVar[str] = "Checkpoints"
 
-    checkpoint: Path | None = option(None, "FOLDER", "nothing is saved")
-    resume: bool = option(False, None, True, "--resume")  # noqa: FBT003
+    checkpoint: Path | None = option(
+        "Save the state of each run to this folder every half minute, and when Ctrl-C stops it, "
+        "for --resume.",
+        shown="nothing is saved",
+    )
+    resume: bool = flag(
+        "--resume",
+        "Go on from the folder of --checkpoint, the other options being those of the command that "
+        "was stopped.",
+    )
 
     def __post_init__(self) -> None:
         if self.resume and self.checkpoint is None:
             raise OptionError("--resume needs --checkpoint FOLDER: where the run was saved")
 
     def within(self, name: str) -> Saves:
-        """Those of one run of several, in a folder of this name."""
+        """Where one of several runs is saved: in a folder of this name."""
         if self.checkpoint is None:
             return self
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
 
-    def found(self) -> list[Saves]:
-        """Those of runs in it that have been saved, in folders of any names."""
+    def saved_runs(self) -> list[Saves]:
+        """Where each run is saved that has a checkpoint below this folder."""
         from pyro_bnn.infer.checkpoints.checkpoint import NAME
 
         there = () if self.checkpoint is None else sorted(self.checkpoint.rglob(NAME))
         return [Saves(checkpoint=path.parent, resume=self.resume) for path in there]
 
     def again(self) -> Saves:
-        """Those of a task that may be begun twice, as where a worker is lost, in any folder."""
+        """For a task that another worker may begin again: an absolute path, and it resumes."""
         if self.checkpoint is None:
             return self
         return Saves(checkpoint=self.checkpoint.resolve(), resume=True)

@@ -1,7 +1,10 @@
 """Work in processes side by side: while they run, what they say and how far they are is shown.
 
-Ctrl-C reaches this process alone, which passes it on once to every piece of work that runs: a fit
-that takes it as a question finishes its step and saves its state.
+Ctrl-C reaches this process alone. It interrupts each process that works once, so that a fit with a
+checkpoint finishes its step and saves its state.
+
+The processes are not joblib's, because loky ends them at Ctrl-C before a fit has saved its state,
+fails all tasks where one process is killed, and shows no bars of its tasks.
 """
 
 from __future__ import annotations
@@ -86,11 +89,11 @@ class _Workers:
         self._busy: dict[str, tuple[ProcessPoolExecutor, Any]] = {}
 
     def _pool(self) -> tuple[ProcessPoolExecutor, Any]:
-        """A pool of one, and the queue that it sends to: no other waits for a lock of it."""
+        """A pool of one process, and a queue of its own, so that no process waits for another."""
         context = fork_server.context(self._threads)
         queue = context.SimpleQueue()
-        given = (queue, shutil.get_terminal_size().columns)
-        return ProcessPoolExecutor(1, context, _begin, given), queue
+        arguments = (queue, shutil.get_terminal_size().columns)
+        return ProcessPoolExecutor(1, context, _begin, arguments), queue
 
     def begin(self, name: str, task: Callable[[Say], T]) -> Future[T]:
         """Begin a task; there is a process that is free."""
@@ -108,10 +111,10 @@ class _Workers:
 
     def end(self, name: str, *, was_killed: bool) -> None:
         """Free the process of a task that has ended; one that was killed is replaced."""
-        own = self._busy.pop(name)
+        process = self._busy.pop(name)
         if was_killed:
-            own[0].shutdown()
-        self._free.append(self._pool() if was_killed else own)
+            process[0].shutdown()
+        self._free.append(self._pool() if was_killed else process)
 
     def close(self) -> None:
         """End the processes."""
@@ -121,7 +124,7 @@ class _Workers:
 
 @contextmanager
 def processes(num_processes: int, threads: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes out of reach of a terminal's Ctrl-C, which end with this one.
+    """Processes that a terminal's Ctrl-C does not reach, and that end with this one.
 
     Args:
         num_processes: How many.
@@ -149,7 +152,7 @@ def _watch(
     to_begin = deque(tasks.items())
     waiting: dict[Future[T], str] = {}
     running: dict[str, int] = {}  # name to process
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     stops: BaseException | None = None
 
     def stop_all(why: BaseException) -> None:
@@ -181,9 +184,9 @@ def _watch(
                 running.pop(name, None)
                 screen.show(name, "ends", None)
                 if error is None:
-                    found[name] = future.result()
+                    values[name] = future.result()
                 elif was_killed and if_killed is not None and stops is None:
-                    found[name] = if_killed(name)
+                    values[name] = if_killed(name)
                     screen.show(name, "line", f"{name}: {ENDED}")
                 elif stops is None:
                     stop_all(BNNError(ENDED) if was_killed else error)
@@ -191,7 +194,7 @@ def _watch(
             stop_all(asked)
     if stops is not None:
         raise stops
-    return found
+    return values
 
 
 def _interrupt(process: int) -> None:
@@ -241,7 +244,7 @@ class _Screen:
 
 
 def _begin(queue: Any, columns: int) -> None:
-    """Before the first task: out of reach of a terminal's Ctrl-C, not to outlive the parent."""
+    """Prepare a process: a terminal's Ctrl-C does not reach it, and it ends with its parent."""
     global _queue  # noqa: PLW0603 (of the process, as its tasks are)
     _queue = queue
     os.environ["COLUMNS"] = str(columns)  # of bars

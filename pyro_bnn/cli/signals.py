@@ -37,8 +37,8 @@ def taken_as_ctrl_c() -> Iterator[list[signal.Signals]]:
         (module.stop if module else signal.default_int_handler)(signal.SIGINT, frame)
 
     if threading.current_thread() is threading.main_thread():
-        own = [getattr(signal, name) for name in ENDS if hasattr(signal, name)]
-        before = {one: signal.getsignal(one) for one in own}
+        numbers = [getattr(signal, name) for name in ENDS if hasattr(signal, name)]
+        before = {one: signal.getsignal(one) for one in numbers}
     try:
         for one, handler in before.items():
             if handler is signal.SIG_DFL:
@@ -62,8 +62,8 @@ def ignore_all() -> dict[signal.Signals, Any]:
     Returns:
         The handlers of before.
     """
-    own = [getattr(signal, name) for name in ("SIGINT", *ENDS) if hasattr(signal, name)]
-    return {one: signal.signal(one, signal.SIG_IGN) for one in own}
+    numbers = [getattr(signal, name) for name in ("SIGINT", *ENDS) if hasattr(signal, name)]
+    return {one: signal.signal(one, signal.SIG_IGN) for one in numbers}
 
 
 @contextmanager

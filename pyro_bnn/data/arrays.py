@@ -176,12 +176,12 @@ def column_names(values: ArrayLike) -> tuple[str, ...] | None:
 
 
 def column_order(
-    given: Sequence[str] | None, known: Sequence[str] | None, what: str
+    names: Sequence[str] | None, known: Sequence[str] | None, what: str
 ) -> list[int] | None:
-    """Where the columns of a fit stand among those given, found by name.
+    """Where the columns of a fit stand among the names that came.
 
     Args:
-        given: Names of the columns that came; None where they have none.
+        names: Names of the columns that came; None where they have none.
         known: Names of the columns of the fit; None where they had none.
         what: What the columns are called in error messages, such as ``"x"``.
 
@@ -192,20 +192,20 @@ def column_order(
     Raises:
         DataError: If the names are not those of the fit; names both lists.
     """
-    if given is None or known is None or tuple(given) == tuple(known):
+    if names is None or known is None or tuple(names) == tuple(known):
         return None
-    if sorted(given) != sorted(known) or len(set(given)) < len(given):
+    if sorted(names) != sorted(known) or len(set(names)) < len(names):
         parts = (
-            ("missing", [name for name in known if name not in given]),
-            ("unknown", [name for name in given if name not in known]),
+            ("missing", [name for name in known if name not in names]),
+            ("unknown", [name for name in names if name not in known]),
         )
         differs = ", ".join(f"{kind} are {listed(names)}" for kind, names in parts if names)
         raise DataError(
-            f"{what} has the columns {listed(given)}, but the fit was to {listed(known)}: "
+            f"{what} has the columns {listed(names)}, but the fit was to {listed(known)}: "
             f"{differs or 'a name stands twice'}; pass the columns of the fit, in any order, or a "
             "plain array in its order"
         )
-    places = {name: place for place, name in enumerate(given)}
+    places = {name: place for place, name in enumerate(names)}
     return [places[name] for name in known]
 
 
@@ -222,11 +222,11 @@ def in_order(values: ArrayLike, known: Sequence[str] | None, what: str) -> Array
     Raises:
         DataError: If its names are not those of the fit; names both lists.
     """
-    given = column_names(values)
-    if given is not None and known is not None and set(given) != set(known):
+    names = column_names(values)
+    if names is not None and known is not None and set(names) != set(known):
         is_numbered = list(values.columns) == list(range(len(known)))
-        given = None if is_numbered else given
-    order = column_order(given, known, what)
+        names = None if is_numbered else names
+    order = column_order(names, known, what)
     return values if order is None else values.iloc[:, order]
 
 
@@ -237,13 +237,13 @@ def series_name(values: ArrayLike) -> str | None:
     return name if hasattr(values, "isna") and isinstance(name, str) else None
 
 
-def float_dtype(*given: ArrayLike) -> torch.dtype:
+def float_dtype(*values: ArrayLike) -> torch.dtype:
     """Return the dtype that floating data get: that of the tensors given, else torch's default.
 
     Half precision is widened to float32: too coarse to fit in, and every one of its numbers is one.
 
     Args:
-        given: The user's arrays; only floating ``torch.Tensor`` objects have a say, so that
+        values: The user's arrays; only floating ``torch.Tensor`` objects have a say, so that
             NumPy's float64 does not turn a whole network into float64.
 
     Returns:
@@ -253,7 +253,7 @@ def float_dtype(*given: ArrayLike) -> torch.dtype:
         >>> float_dtype(torch.zeros(2, dtype=torch.float64), [1.0])
         torch.float64
     """
-    dtypes = [v.dtype for v in given if isinstance(v, Tensor) and v.is_floating_point()]
+    dtypes = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     if not dtypes:
         return torch.get_default_dtype()
     return reduce(torch.promote_types, dtypes, torch.float32)

@@ -103,8 +103,8 @@ class Dataset:
             raise ShapeError(f"y has {y.shape[1]} columns, but {len(target_names)} target_names")
         class_names = None if class_names is None else tuple(class_names)
         _check_names(*(input_names or ()), *(target_names or ()), *(class_names or ()), target_name)
-        own = (x, y, inputs, target, input_names, target_name, class_names, target_names)
-        self.__dict__.update(zip((field.name for field in fields(self)), own, strict=True))
+        values = (x, y, inputs, target, input_names, target_name, class_names, target_names)
+        self.__dict__.update(zip((field.name for field in fields(self)), values, strict=True))
 
     def __len__(self) -> int:
         return int(self.x.shape[0])

@@ -56,12 +56,12 @@ def check_sha256(path: Path, expected: str) -> None:
         DataError: If it is another one, or the file cannot be read; names the file and both sums.
     """
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        actual = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    if found != expected:
+    if actual != expected:
         raise DataError(
-            f"{str(path)!r} failed its checksum: expected SHA-256 {expected}, got {found}; "
+            f"{str(path)!r} failed its checksum: expected SHA-256 {expected}, got {actual}; "
             "the file was changed or truncated, replace it"
         )
 

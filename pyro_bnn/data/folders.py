@@ -64,14 +64,14 @@ def load_folder(folder: Path, task: Task | None = None, index: int = 0) -> Split
 
 
 def _split_rows(folder: Path, num_rows: int, index: int) -> tuple[Tensor, Tensor]:
-    given = len(list(folder.glob("index_train_*.txt")))
-    num_splits = given or NUM_SPLITS
-    if not given and (folder / "n_splits.txt").is_file():
+    num_written = len(list(folder.glob("index_train_*.txt")))
+    num_splits = num_written or NUM_SPLITS
+    if not num_written and (folder / "n_splits.txt").is_file():
         num_splits = int(read_rows(folder / "n_splits.txt")[0])
         if num_splits == 0:
             raise DataError(f"{str(folder / 'n_splits.txt')!r} says 0 splits; expected at least 1")
     check_index(index, num_splits, folder.resolve().name)
-    if not given:
+    if not num_written:
         return published_rows(num_rows, index, folder.resolve().name)
     train, test = (
         read_rows(folder / f"index_{part}_{index}.txt", num_rows) for part in ("train", "test")

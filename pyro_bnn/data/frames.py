@@ -1,16 +1,21 @@
-"""Data frames with columns of text, encoded and refused as the same table in a CSV file is."""
+"""Data frames with columns of text, encoded and refused as the same table in a CSV file is.
+
+Numbers stay in the dtype that pandas has them in; what is neither numbers nor categories is read
+as what it prints.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyro_bnn.data import on_disk
-from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order, plain_numbers
-from pyro_bnn.data.csv_file import Fields, Target, encode, lines_of
+from pyro_bnn.data.arrays import EXACT, ArrayLike, column_names, column_order
+from pyro_bnn.data.csv_file import lines_of
+from pyro_bnn.data.encoding import Target, table_of
+from pyro_bnn.data.fields import Fields, TextColumn, text_columns
 from pyro_bnn.data.labels import Task, check_task, is_categorical
 from pyro_bnn.data.split import Column, Split, make_split, rows_of_split
 from pyro_bnn.errors import DataError
@@ -68,7 +73,7 @@ def from_frame(
         ('town=Oslo', 'town=Rome', 'age')
     """
     check_task(task)
-    table = encode(frame_fields(frame), target, task)
+    table = table_of(frame_fields(frame), target, task)
     train, test = rows_of_split(len(table.data), rows, test_fraction, seed)
     return make_split(table, train, test)
 
@@ -85,28 +90,29 @@ def encoded(x: ArrayLike, input_names: Sequence[str] | None) -> ArrayLike:
         DataError: If it has other columns beside these, or a field that cannot be used, such as a
             category which the fit has not seen.
     """
-    given = column_names(x)
-    if given is None or input_names is None:
+    names = column_names(x)
+    if names is None or input_names is None:
         return x
     is_numeric = all(dtype.kind in "biuf" for dtype in x.dtypes)
-    columns = _columns_of(input_names, given)
+    columns = _columns_of(input_names, names)
     if columns is None and list(x.columns) != list(range(len(input_names))):
-        column_order(given, _named_by_user(input_names, given), "x")
-    if columns is None or (is_numeric and set(given) == set(input_names)):
+        column_order(names, _named_by_user(input_names, names), "x")
+    if columns is None or (is_numeric and set(names) == set(input_names)):
         return x
-    column_order(given, [column.name for column in columns], "x")  # refuses others
-    fields = frame_fields(x, min_columns=1)
+    column_order(names, [column.name for column in columns], "x")  # refuses others
+    fields = frame_fields(x)
+    fields.check_header(min_columns=1)
     fields.check_missing(fields.header)
     return fields.inputs(columns)
 
 
-def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column] | None:
-    """The columns that became inputs, as far as they are among those given; None if one is not."""
+def _columns_of(input_names: Sequence[str], names: Sequence[str]) -> list[Column] | None:
+    """The columns that became inputs, as far as they are among these names; None if one is not."""
     categories: dict[str, list[str] | None] = {}
     for name in input_names:
         places = [place for place, sign in enumerate(name) if sign == "="]
-        start = next((name[:place] for place in places if name[:place] in given), None)
-        if name in given:
+        start = next((name[:place] for place in places if name[:place] in names), None)
+        if name in names:
             categories[name] = None
         elif start is None:
             return None
@@ -120,34 +126,29 @@ def _columns_of(input_names: Sequence[str], given: Sequence[str]) -> list[Column
     ]
 
 
-def _named_by_user(input_names: Sequence[str], given: Sequence[str]) -> list[str]:
+def _named_by_user(input_names: Sequence[str], names: Sequence[str]) -> list[str]:
     """The columns before they were encoded: ``"town"`` for ``"town=Oslo"`` and ``"town=Rome"``.
 
-    Names that are given as they are after it stay.
+    Names that a frame has as they are after it stay.
     """
     starts = Counter(name.partition("=")[0] for name in input_names if "=" in name)
-    kept = {name.partition("=")[0] for name in given if name in input_names and "=" in name}
-    names: dict[str, None] = {}
+    kept = {name.partition("=")[0] for name in names if name in input_names and "=" in name}
+    before: dict[str, None] = {}
     for name in input_names:
         start = name.partition("=")[0]
-        is_category = start in given or (starts[start] > 1 and start not in kept)
-        names[start if name not in given and is_category else name] = None
-    return list(names)
+        is_category = start in names or (starts[start] > 1 and start not in kept)
+        before[start if name not in names and is_category else name] = None
+    return list(before)
 
 
-def frame_fields(
-    frame: Any, min_columns: int = 2, *, source: str = FRAME, name: str = FRAME
-) -> Fields:
-    """A data frame as the fields of a CSV file.
+def frame_fields(frame: Any) -> Fields:
+    """The columns of a data frame.
 
     Args:
         frame: The data frame.
-        min_columns: Fewest columns that it may have.
-        source: What errors call it.
-        name: The same, shorter.
 
     Raises:
-        DataError: If it is none, or its names of columns cannot be used.
+        DataError: If it is none, or a name of a column is no text.
     """
     if column_names(frame) is None:
         raise DataError(
@@ -156,75 +157,92 @@ def frame_fields(
         )
     if nameless := [name for name in frame.columns if not isinstance(name, str)]:
         raise DataError(
-            f"{source} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
+            f"{FRAME} has columns whose names are no text, such as {nameless[0]!r}: name them, as "
             "in frame.columns = [...]"
         )
-    header, plain = list(frame.columns), {}
-    if len(set(header)) == len(header):  # Fields refuses others
-        found = ((own, _plain(frame[own])) for own in header)
-        is_large = on_disk.is_large_table(frame.shape)
-        plain = {
-            own: on_disk.stored(values) if is_large else values
-            for own, values in found
-            if values is not None
-        }
-    text = {
-        column: np.array(_texts(own), object)
-        for column, own in frame.items()
-        if column not in plain
-    }
-    levels = {
-        column: tuple(map(str, own.cat.remove_unused_categories().cat.categories))
-        for column, own in frame.items()
-        if is_categorical(own)
-    }
-    return Fields(
-        source=source,
-        name=name,
-        header=header,
-        plain=plain,
-        text=text,
-        rows=FrameRows(frame),
+    return pandas_fields(
+        frame.items(),
         place=lambda row: f"row {frame.index[[row]].tolist()[0]!r}",
-        min_columns=min_columns,
-        levels=levels,
+        source=FRAME,
+        name=FRAME,
     )
 
 
-class FrameRows:
-    """The rows of a data frame as text."""
+def pandas_fields(
+    columns: Iterable[tuple[str, Any]], words: Collection[str] = (), **table: Any
+) -> Fields:
+    """Columns of pandas as those of a table.
 
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
+    Args:
+        columns: Each name and its series.
+        words: Those that are of dtype category to hold each different text once, not because they
+            are of categories.
+        **table: What else :class:`Fields` takes.
+    """
+    header: list[str] = []
+    numeric: dict[str, np.ndarray[Any, Any]] = {}
+    text: dict[str, TextColumn] = {}
+    for name, series in columns:  # of equal names the last one: Fields refuses these
+        header.append(name)
+        if is_categorical(series):
+            column = _categories(series)
+            text[name] = column.without_blanks() if name in words else column
+        elif getattr(series.dtype, "kind", "O") in "fiu":
+            numeric[name] = _numbers(series)
+        else:
+            text[name] = text_columns(zip(_texts(series), strict=True), [0])[0]
+    rows = ColumnRows([numeric[name] if name in numeric else text[name] for name in header])
+    return Fields(header=header, numeric=numeric, text=text, rows=rows, **table)
+
+
+def _categories(series: Any) -> TextColumn:
+    """The categories that occur, in their order."""
+    used = series.cat.remove_unused_categories().cat
+    categories = tuple(map(str, used.categories))
+    missing = [str(np.nan)] if series.isna().any() else []  # its code is -1
+    return TextColumn([*categories, *missing], used.codes.to_numpy(), categories)
+
+
+def _numbers(series: Any) -> np.ndarray[Any, Any]:
+    """Numbers as they are, missing ones as NaN."""
+    missing = {"dtype": np.float64, "na_value": np.nan} if series.isna().any() else {}
+    return np.asarray(series.to_numpy(**missing))
+
+
+def _texts(series: Any) -> Iterator[str]:
+    """The fields of a column as they print; a missing one is nan.
+
+    Dates keep NaT for a missing value, whatever ``na_value`` says.
+    """
+    values = series.to_numpy(dtype=object, na_value=np.nan)
+    return map(str, np.where(series.isna(), np.nan, values).tolist())
+
+
+class ColumnRows:
+    """The rows of a table of columns as text."""
+
+    def __init__(self, columns: Sequence[np.ndarray[Any, Any] | TextColumn]) -> None:
+        self._columns = columns
 
     def __iter__(self) -> Iterator[list[str]]:
-        for start in range(0, len(self._frame), ROWS_AT_ONCE):
-            some = self._frame.iloc[start : start + ROWS_AT_ONCE]
-            yield from map(list, zip(*(_texts(own) for _, own in some.items()), strict=True))
+        for start in range(0, len(self._columns[0]), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            yield from map(list, zip(*(_fields(own, some) for own in self._columns), strict=True))
 
     def lines(self) -> Iterator[str]:
         """Each row as a line of a CSV file, without its end."""
         return lines_of(self, ",")
 
 
-def _plain(column: Any) -> np.ndarray[Any, Any] | None:
-    """A column of finite numbers below 2^53, float64; nothing of any other."""
-    if getattr(column.dtype, "kind", "O") not in "fiu" or column.isna().any():
-        return None
-    return plain_numbers(column.to_numpy())
+def _fields(column: np.ndarray[Any, Any] | TextColumn, rows: slice) -> list[str]:
+    """Some fields as text from which numbers come back whole.
 
-
-def _texts(column: Any) -> list[str]:
-    """The fields of a column as text from which numbers come back whole; nan is a missing one.
-
-    Dates have missing values of their own, NaT, which ``na_value`` is not written over.
+    Floating numbers beyond 2^53 are not written as whole numbers, of which they are none.
     """
-    if is_categorical(column):
-        levels = [*map(str, column.cat.categories), str(np.nan)]
-        return [levels[code] for code in column.cat.codes]
-    numbers = column.dtype.kind == "f"  # float32 and wider ones have all their digits in float64
-    values = column.to_numpy(dtype=np.float64 if numbers else object, na_value=np.nan)
-    fields = np.where(column.isna(), np.nan, values).tolist()
-    if numbers:  # those beyond 2^53 not as whole numbers, of which they are none
-        return [f"{value:.16e}" if abs(value) >= EXACT else str(value) for value in fields]
-    return [str(value).strip() for value in fields]
+    if isinstance(column, TextColumn):
+        return [column.values[code] for code in column.codes[rows]]
+    numbers = column[rows]
+    if numbers.dtype.kind != "f":
+        return list(map(str, numbers.tolist()))
+    values = numbers.astype(np.float64).tolist()  # float32 has all its digits there
+    return [f"{value:.16e}" if abs(value) >= EXACT else str(value) for value in values]

@@ -101,20 +101,20 @@ def _checked(path: Path, md5: str) -> np.ndarray[Any, Any]:
     They follow 4 bytes and 4 more for each axis; the MD5 vouches for all else in the header.
     """
     packed = path.with_name(f"{path.name}.gz")
-    found = path if path.is_file() else packed
+    source = path if path.is_file() else packed
     try:
-        with gzip.open(found) if found is packed else found.open("rb") as file:
+        with gzip.open(source) if source is packed else source.open("rb") as file:
             data = file.read(LARGEST + 1)  # a file that unpacks to more is none of these
     except FileNotFoundError as error:
         raise DataError(
             f"neither {str(path)!r} nor {packed.name!r} beside it exists; put one of them there"
         ) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{str(found)!r} cannot be read or unpacked: {error}") from error
+        raise DataError(f"{str(source)!r} cannot be read or unpacked: {error}") from error
     actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if actual != md5:
         raise DataError(
-            f"{str(found)!r} failed its checksum: expected MD5 {md5} of the unpacked bytes, got "
+            f"{str(source)!r} failed its checksum: expected MD5 {md5} of the unpacked bytes, got "
             f"{actual}; the file was changed or truncated, replace it"
         )
     return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3])

@@ -1,4 +1,7 @@
-"""Class labels: which target is one, how it is coded 0 .. C-1, and what is refused."""
+"""Class labels: which target is one, how it is coded 0 .. C-1, and what is refused.
+
+Numbering is `numpy.unique`, as in scikit-learn's `LabelEncoder`; the rest is what neither refuses.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,7 @@ def encode_labels(
             y = np.array(y.tolist())
     if y.dtype.kind in "fc":
         y = _whole(y, what)
-    # text stays objects: in an array of its own each value takes the room of the longest
+    # text stays an array of objects: one of text gives each value the room of the longest
     if y.dtype.kind not in "biuU" and not all(isinstance(value, str) for value in y):
         kinds = sorted({type(value).__name__ for value in y.flat})
         raise DataError(
@@ -226,15 +229,15 @@ def coded(
         return y, class_names
     if class_names is None:
         return encode_labels(array, what)
-    found = _one_column(array, what).tolist()
+    texts = _one_column(array, what).tolist()
     places = {name: label for label, name in enumerate(class_names)}
-    unknown = [value for value in found if value not in places]
+    unknown = [value for value in texts if value not in places]
     if unknown:
         raise DataError(
             f"{what} holds {shown(unknown[0])}, which is no class, in {len(unknown)} of "
-            f"{len(found)} rows: known are {listed(class_names)}"
+            f"{len(texts)} rows: known are {listed(class_names)}"
         )
-    return torch.tensor([places[value] for value in found]), class_names
+    return torch.tensor([places[value] for value in texts]), class_names
 
 
 def named(y: ArrayLike, class_names: Sequence[str]) -> ArrayLike:
@@ -258,15 +261,15 @@ def named(y: ArrayLike, class_names: Sequence[str]) -> ArrayLike:
     return np.array(texts, dtype=str).reshape(array.shape)
 
 
-def check_same_classes(given: Sequence[str] | None, known: Sequence[str] | None, what: str) -> None:
+def check_same_classes(names: Sequence[str] | None, known: Sequence[str] | None, what: str) -> None:
     """Check that labels mean the same classes as those of a fit, where both have names.
 
     Raises:
         DataError: If they do not, as of rows without one of the classes that were coded alone.
     """
-    if given is not None and known is not None and tuple(given) != tuple(known):
+    if names is not None and known is not None and tuple(names) != tuple(known):
         raise DataError(
-            f"{what} have the classes {listed(given)}, but those of the fit are {listed(known)}: "
+            f"{what} have the classes {listed(names)}, but those of the fit are {listed(known)}: "
             "pass class_names, those of the fit, to their Dataset"
         )
 

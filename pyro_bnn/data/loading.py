@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pyro_bnn.data.csv_file import Target, table_of
+from pyro_bnn.data.encoding import Target, table_of
 from pyro_bnn.data.fashion_mnist import FASHION_SETS, load_fashion
 from pyro_bnn.data.folders import load_folder
 from pyro_bnn.data.idx_files import MNIST_SETS, load_mnist
@@ -94,7 +94,7 @@ def load(
     suffix = path.suffix.lower()
     if is_table(path) and path.is_file():
         name = path.name.split(".")[0] if suffix == ".gz" else path.stem
-        table = table_of(read_fields(path), name, target, task)
+        table = table_of(read_fields(path), target, task, name)
         return published_split(table, split, path.name)
     if suffix == ".zip":
         raise DataError(f"{str(path)!r} is an archive: unpack it, and give the table in it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_bnn.data.arrays import listed
-from pyro_bnn.data.csv_file import Fields, Rows, number
+from pyro_bnn.data.fields import TRUTH_VALUES, Fields, TextRows, number
 from pyro_bnn.data.parquet_file import read_fields
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError
@@ -34,7 +34,7 @@ class NewRows:
 
     header: list[str]
     separator: str
-    text: Rows
+    text: TextRows
     unused: tuple[str, ...]
     x: Float[Tensor, "N I"]
     y: Tensor | None
@@ -49,8 +49,8 @@ def read_new_rows(
     """Read the rows of a CSV or Parquet file that has the columns of a fit, in any order.
 
     Args:
-        path: The file, with a header; see :func:`pyro_bnn.data.csv_file.read_csv`. It is read once,
-            and may be a pipe; ``-`` is standard input.
+        path: The file, with a header; see :func:`pyro_bnn.data.csv_file.csv_fields`. It is read
+            once, and may be a pipe; ``-`` is standard input.
         columns: Input columns of the fit; the file may have others beside them.
         target: Name of the target, or of several, whose columns may be absent.
         class_names: Names of the classes, where the target is one.
@@ -60,7 +60,8 @@ def read_new_rows(
             the target has a missing value, text among numbers, a number that is not finite, or a
             category or class that the fit has not seen (names the column and the first line).
     """
-    fields = read_fields(path, min_columns=1, once=True)
+    fields = read_fields(path, once=True)
+    fields.check_header(min_columns=1)
     header = fields.header
     absent = [column.name for column in columns if column.name not in header]
     if absent:
@@ -74,7 +75,8 @@ def read_new_rows(
     fields.check_missing(used)
     y: Tensor | None = None
     if has_target and class_names is None:
-        y = torch.tensor(np.stack([fields.numbers(name) for name in targets], 1))
+        numbers = [fields.numbers(name) for name in targets]
+        y = torch.tensor(np.stack(numbers, 1, dtype=np.float64))
         y = y if len(targets) > 1 else y[:, 0]
     elif has_target:
         y = _labels(fields, targets[0], class_names or ())
@@ -92,17 +94,25 @@ def read_new_rows(
 def _labels(fields: Fields, name: str, class_names: Sequence[str]) -> Int[Tensor, " N"]:
     """The position of each field among the class names, spelled as these or as a number."""
     place = {class_name: label for label, class_name in enumerate(class_names)}
-    labels = [place.get(text, place.get(_whole(text), -1)) for text in fields.column(name)]
+    text = fields.as_text(name)
+    labels = text.each(
+        next((place[word] for word in _spellings(value) if word in place), -1)
+        for value in text.values
+    )
     fields.refuse(
         name,
-        [i for i, label in enumerate(labels) if label < 0],
+        np.flatnonzero(labels < 0),
         "classes that the fit has not seen,",
         f"known are {listed(class_names)}",
     )
     return torch.tensor(labels)
 
 
-def _whole(text: str) -> str:
-    """A whole number or truth value as class names spell it: ``3`` for 3.0, ``True`` for TRUE."""
-    value = number(text, {})
-    return str(int(value)) if value.is_integer() else text.capitalize()
+def _spellings(text: str) -> Iterator[str]:
+    """How class names may spell a field: ``3.0`` is ``3``, ``1`` is ``True``, ``TRUE`` is ``1``."""
+    yield text
+    value = number(text)
+    if value.is_integer():
+        yield str(int(value))
+    if value in TRUTH_VALUES.values():
+        yield str(bool(value))

@@ -1,4 +1,7 @@
-"""Arrays in an NPZ file; nothing in it is ever unpickled."""
+"""Arrays in an NPZ file; nothing in it is ever unpickled.
+
+`numpy.load` takes memory for what a header declares; here it is counted before anything is read.
+"""
 
 from __future__ import annotations
 

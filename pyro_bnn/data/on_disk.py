@@ -1,5 +1,6 @@
 """Numbers of a table that is too large for the memory: in files without a name, on the disk.
 
+What pandas and pyarrow read is in memory as a whole, and so would be what a split makes of it.
 Nothing is left of such a file when the process ends, even if it is killed.
 """
 
@@ -69,10 +70,10 @@ class Bytes(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """The next bytes, as many as go into the buffer."""
-        found = self._data[self._place : self._place + len(buffer)]
-        buffer[: len(found)] = found
-        self._place += len(found)
-        return len(found)
+        some = self._data[self._place : self._place + len(buffer)]
+        buffer[: len(some)] = some
+        self._place += len(some)
+        return len(some)
 
 
 class Numbers:

@@ -1,44 +1,42 @@
-"""A table in a Parquet file, read by pyarrow: the same data set as that of its CSV."""
+"""A table in a Parquet file, read by pyarrow: the same data set as that of its CSV.
+
+What it declares is bounded first, and columns are read one by one: a large table is never whole in
+memory, and equal texts are one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from pyro_bnn.data import on_disk
-from pyro_bnn.data.csv_file import Fields
-from pyro_bnn.data.frames import frame_fields
-from pyro_bnn.data.labels import is_categorical
+from pyro_bnn.data.csv_file import csv_fields
+from pyro_bnn.data.fields import Fields
+from pyro_bnn.data.frames import pandas_fields
 from pyro_bnn.data.tables import check_packing
 from pyro_bnn.errors import DataError, OptionError, OutputError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SUFFIXES = (".parquet", ".pq")
 
 
-def read_fields(path: Path, *, min_columns: int = 2, once: bool = False) -> Fields:
+def read_fields(path: Path, *, once: bool = False) -> Fields:
     """Read the fields of a table: a Parquet file by its ending, anything else as a CSV.
 
     Args:
         path: The file.
-        min_columns: Fewest columns that it may have.
         once: As in :func:`pyro_bnn.data.tables.read_text`, for a CSV.
 
     Raises:
-        DataError: If the file cannot be read or used; as :class:`Fields`.
+        DataError: If the file cannot be read or used; as :func:`csv_fields`.
         OptionError: If it is a Parquet file and pyarrow is not installed.
     """
     if path.suffix.lower() in SUFFIXES:
-        return frame_fields(read_parquet(path), min_columns, source=repr(str(path)), name=path.name)
-    return Fields.read(path, min_columns=min_columns, once=once)
+        return parquet_fields(path)
+    return csv_fields(path, once=once)
 
 
-def read_parquet(path: Path) -> pd.DataFrame:
+def parquet_fields(path: Path) -> Fields:
     """Read a Parquet file whose columns are numbers, truth values, text, categories or dates.
 
     Args:
@@ -46,7 +44,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
     Raises:
         DataError: If it is missing, damaged, declares far more than its size, or has a column of
-            another type (names it).
+            another type (names it); as :func:`csv_fields`.
         OptionError: If pyarrow is not installed.
     """
     try:
@@ -62,42 +60,38 @@ def read_parquet(path: Path) -> pd.DataFrame:
             schema = file.schema_arrow
             _check_types(schema, path)
             check_packing(max(_sizes(file.metadata)), path)
-            shape = file.metadata.num_rows, file.metadata.num_columns
-        categories = _categories(schema)
-        text = [field.name for field in schema if _is_text(field.type)]
-        with pq.ParquetFile(path, read_dictionary=text) as file:
-            is_large, index = on_disk.is_large_table(shape), _index(schema)
-            frame = _by_column(file, index) if is_large else _whole(file, index)
+        words = [field.name for field in schema if _is_text(field.type)]
+        with pq.ParquetFile(path, read_dictionary=words) as file:
+            return pandas_fields(
+                _columns(file),
+                set(words) - _categories(schema),
+                place=lambda row: f"row {row}",
+                source=repr(str(path)),
+                name=path.name,
+            )
     except (DataError, OutputError):
         raise
     except Exception as error:  # of Arrow, whatever a damaged file makes of it
         raise DataError(f"{str(path)!r} is truncated or no Parquet file: {error}") from error
-    for place, name in enumerate(frame.columns):
-        if name in categories:
-            frame.isetitem(place, frame.iloc[:, place].astype("category"))
-        elif name in text:
-            frame.isetitem(place, _one_by_one(frame.iloc[:, place]))
-    return frame
 
 
-def _whole(file: Any, index: Sequence[str]) -> pd.DataFrame:
-    table = file.read().drop_columns(index)
-    frame: pd.DataFrame = table.to_pandas(ignore_metadata=True, split_blocks=True)
-    return frame
-
-
-def _by_column(file: Any, index: Sequence[str]) -> pd.DataFrame:
-    """A large table, whose columns of numbers lie on the disk."""
+def _columns(file: Any) -> Iterator[tuple[str, Any]]:
+    """Each column as a series, read on its own; of a large table, numbers lie on the disk."""
     import pandas as pd
 
-    columns = {}
-    for name in file.schema_arrow.names:
+    schema = file.schema_arrow
+    is_large = on_disk.is_large_table((file.metadata.num_rows, file.metadata.num_columns))
+    index, categories = _index(schema), _categories(schema)
+    for name in schema.names:
         if name in index:
             continue
-        own = file.read(columns=[name]).to_pandas(ignore_metadata=True)[name]
-        is_plain = own.dtype.kind in "fiu" and isinstance(own.dtype, np.dtype)
-        columns[name] = on_disk.stored(own.to_numpy()) if is_plain else own
-    return pd.DataFrame(columns, copy=False)
+        table = file.read(columns=[name])
+        series = table.column(table.column_names.index(name)).to_pandas()
+        if name in categories:
+            series = series.astype("category")
+        elif is_large and series.dtype.kind in "fiu":
+            series = pd.Series(on_disk.stored(series.to_numpy()), copy=False)
+        yield name, series
 
 
 def _sizes(metadata: Any) -> Iterator[int]:
@@ -109,14 +103,6 @@ def _sizes(metadata: Any) -> Iterator[int]:
         for group in groups
         for place in range(group.num_columns)
     )
-
-
-def _one_by_one(column: Any) -> Any:
-    """Text that Arrow has read as categories, so that equal fields are one text in memory."""
-    if not is_categorical(column):
-        return column
-    values = np.array([*column.cat.categories, None], dtype=object)
-    return type(column)(values[column.cat.codes], dtype=object)
 
 
 def _categories(schema: Any) -> set[str]:

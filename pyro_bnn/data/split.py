@@ -403,10 +403,10 @@ def make_split(
 def _standardised(table: Table, units: Standardiser, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The inputs of some rows in these units, made piece by piece."""
     x = table.data.x
-    found = Numbers((len(rows), *x.shape[1:]), dtype, is_large=table.is_on_disk, device=x.device)
+    in_units = Numbers((len(rows), *x.shape[1:]), dtype, is_large=table.is_on_disk, device=x.device)
     for piece in pieces(len(rows), x.shape[1:]):
-        found.append(arrays.cast(units.transform(x[rows[piece]]), dtype, "x"))
-    return found.whole()
+        in_units.append(arrays.cast(units.transform(x[rows[piece]]), dtype, "x"))
+    return in_units.whole()
 
 
 def all_rows(split: Split) -> Split:

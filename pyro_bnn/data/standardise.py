@@ -143,14 +143,16 @@ class Standardiser:
         )
 
     def _wide(self, values: Tensor) -> Tensor:
-        own, shape = self.loc.shape, values.shape
-        last = shape[len(shape) - len(own) :]
-        if len(shape) < len(own) or any(o not in (1, v) for o, v in zip(own, last, strict=True)):
+        units, shape = self.loc.shape, values.shape
+        last = shape[len(shape) - len(units) :]
+        if len(shape) < len(units) or any(
+            o not in (1, v) for o, v in zip(units, last, strict=True)
+        ):
             raise ShapeError(
-                f"values have shape {list(shape)}, but these units are those of {list(own)}: one "
+                f"values have shape {list(shape)}, but these units are those of {list(units)}: one "
                 "column for each, in the order of the training rows"
             )
-        # said outright: a loc without dimensions does not widen a vector by torch's own rules
+        # torch alone would not widen a vector by a loc without dimensions
         return values.to(torch.promote_types(values.dtype, self.loc.dtype))
 
 

@@ -1,4 +1,7 @@
-"""Text files of numbers: white space between columns, no header, one row a line."""
+"""Text files, bounded before they are read; those of numbers alone, white space between columns.
+
+`numpy.loadtxt` and pandas unpack whatever a file unpacks to, and read a line without an end.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +45,12 @@ def read_text(path: Path, *, once: bool = False) -> str:
 
     Args:
         path: The file, packed by gzip where it ends in ``.gz``.
-        once: As in :func:`read_bytes`.
+        once: As in :func:`read_large`.
 
     Raises:
-        DataError: As :func:`read_bytes`.
+        DataError: As :func:`read_large`.
     """
-    return read_bytes(path, once=once).decode()
-
-
-def read_bytes(path: Path, *, once: bool = False) -> bytes:
-    """Read the bytes of a text file in UTF-8, without a byte order mark.
-
-    This is :func:`read_large`, all of whose bytes are in memory.
-    """
-    data = read_large(path, once=once)
-    return data if isinstance(data, bytes) else data[:]
+    return read_large(path, once=once)[:].decode()
 
 
 def read_large(path: Path, *, once: bool = False) -> bytes | mmap.mmap:
@@ -121,18 +115,18 @@ def _checked(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
             for beginning, kind in OTHER_KINDS.items():
                 if block.startswith(beginning):
                     raise DataError(f"{str(path)!r} is {kind}")
-        own = block if number else block.removeprefix(codecs.BOM_UTF8)
+        text = block if number else block.removeprefix(codecs.BOM_UTF8)
         pending = len(decoder.getstate()[0])  # of a letter that the block before begins
         try:
-            if pending or not own.isascii():
-                decoder.decode(own, final=not own)
+            if pending or not text.isascii():
+                decoder.decode(text, final=not text)
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{str(path)!r} is not UTF-8 text (byte {start - pending + error.start}); save it "
                 "as UTF-8"
             ) from error
-        start += len(own)
-        yield own
+        start += len(text)
+        yield text
 
 
 def check_packing(

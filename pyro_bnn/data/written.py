@@ -1,4 +1,7 @@
-"""How fields of text are written: numbers with a mark, dates, codes with leading zeros."""
+"""How fields of text are written: numbers with a mark, dates, codes with leading zeros.
+
+pandas and pyarrow make such a column text without a word, and each of its values would be an input.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,13 @@ def marks(values: Collection[str]) -> Mapping[str, str]:
         >>> marks(["1st", "2nd", "3rd"]), marks(["<=50K", ">50K"]), marks(["4th", "5th", "6th"])
         ({}, {}, {})
     """
-    parts = {value: found for value in values if (found := _whole(MARKED, value))}
-    with_unit = [found for found in parts.values() if found["unit"]]
-    units = {found["unit"] for found in with_unit}
+    parts = {value: match for value in values if (match := _whole(MARKED, value))}
+    with_unit = [match for match in parts.values() if match["unit"]]
+    units = {match["unit"] for match in with_unit}
     few = min(len(values) - 1, MOST_UNITS)
-    are_units = len(units) < 2 or (len(units) <= few and all(found["gap"] for found in with_unit))
+    are_units = len(units) < 2 or (len(units) <= few and all(match["gap"] for match in with_unit))
     is_measured = len(parts) == len(values) >= FEWEST and are_units
-    named = {value: _mark(found, is_measured) for value, found in parts.items()}
+    named = {value: _mark(match, is_measured) for value, match in parts.items()}
     return {value: mark for value, mark in named.items() if mark}
 
 
@@ -67,14 +70,14 @@ def _whole(pattern: re.Pattern[str], value: str) -> re.Match[str] | None:
     return pattern.fullmatch(value) if len(value) <= LONGEST else None
 
 
-def _mark(found: re.Match[str], is_measured: bool) -> str:
+def _mark(match: re.Match[str], is_measured: bool) -> str:
     """The mark of a number, empty where it has none or may be a category."""
-    if (found["unit"] or found["bound"]) and not (is_measured or found["before"]):
+    if (match["unit"] or match["bound"]) and not (is_measured or match["before"]):
         return ""
-    dash = (found["sign"] or "").strip("+-")
-    separator = re.search(r"[^\d]", found["groups"] or "")
-    brackets = "()" if found["bracket"] else ""
-    named = (found["bound"], found["before"], found["after"], found["unit"], dash, brackets)
+    dash = (match["sign"] or "").strip("+-")
+    separator = re.search(r"[^\d]", match["groups"] or "")
+    brackets = "()" if match["bracket"] else ""
+    named = (match["bound"], match["before"], match["after"], match["unit"], dash, brackets)
     return next(filter(None, named), separator[0] if separator else "")
 
 
@@ -107,20 +110,20 @@ def are_dates(values: Iterable[str]) -> bool:
 
 def _are_seasons(values: Iterable[str]) -> bool:
     """Whether values are of a year and the next one, of two digits: ``2005/06``, ``2006/07``."""
-    found = [SEASON.fullmatch(value) for value in values]
-    return all(year and (int(year[1]) + 1) % 100 == int(year[2]) for year in found)
+    match = [SEASON.fullmatch(value) for value in values]
+    return all(year and (int(year[1]) + 1) % 100 == int(year[2]) for year in match)
 
 
-def are_codes(values: Iterable[str]) -> bool:
-    """Whether values are of digits alone and some begin with 0, as a number does not: ``01234``.
+def padded_codes(values: Iterable[str]) -> list[str]:
+    """The codes with leading zeros, such as ``01234``, where all values are of digits alone.
 
     Args:
         values: Fields of a column.
 
     Example:
-        >>> are_codes(["01234", "99999"]), are_codes(["0", "10"]), are_codes(["007", "1.5"])
-        (True, False, False)
+        >>> padded_codes(["01234", "99999"]), padded_codes(["0", "10"]), padded_codes(["07", "1.5"])
+        (['01234'], [], [])
     """
     values = list(values)
-    are_padded = any(len(value) > 1 and value[0] == "0" for value in values)
-    return are_padded and all(value.isdecimal() for value in values)
+    padded = [value for value in values if len(value) > 1 and value[0] == "0"]
+    return padded if all(value.isdecimal() for value in values) else []

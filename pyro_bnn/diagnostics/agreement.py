@@ -55,7 +55,7 @@ def between_share(f: Float[np.ndarray, "C S N F"]) -> Float[np.ndarray, "N F"]:
         >>> between_share(apart)  # B = 9, W = 1
         array([[0.9]])
     """
-    f = check_axes("f", f, "C S N F").astype(float)
+    f = check_axes("f", f, "C S N F")
     between, within = f.mean(1).var(0), f.var(1).mean(0)
     total = between + within
     return np.asarray(np.where(total > 0, between / np.where(total > 0, total, 1.0), np.nan))
@@ -80,7 +80,7 @@ def pooled_score(log_density: Float[np.ndarray, "C S N"]) -> PooledScore:
         >>> round(score.pooled, 3), round(score.gain, 3)
         (-0.916, 0.144)
     """
-    values = check_axes("log_density", log_density, "C S N").astype(float)
+    values = check_axes("log_density", log_density, "C S N")
     each = _log_mean(values).mean(-1)  # [C]
     together = _log_mean(values.reshape(1, -1, values.shape[-1])).mean()
     return PooledScore(pooled=float(together), each=tuple(float(score) for score in each))

@@ -117,8 +117,8 @@ def _labels(joined: np.ndarray) -> tuple[int, ...]:
     """Connected groups of ``joined [C, C]``, numbered from the largest on, then in order."""
     from scipy.sparse.csgraph import connected_components
 
-    _, found = connected_components(joined, directed=False)
-    counts = np.bincount(found)
-    order = sorted(set(found.tolist()), key=lambda g: (-counts[g], int(np.argmax(found == g))))
+    _, labels = connected_components(joined, directed=False)
+    counts = np.bincount(labels)
+    order = sorted(set(labels.tolist()), key=lambda g: (-counts[g], int(np.argmax(labels == g))))
     place = {group: number for number, group in enumerate(order)}
-    return tuple(place[group] for group in found.tolist())
+    return tuple(place[group] for group in labels.tolist())

@@ -167,7 +167,7 @@ def ebfmi(energy: Float[np.ndarray, "C S"]) -> Float[np.ndarray, " C"]:
         >>> ebfmi(np.random.default_rng(0).standard_normal((1, 4_000))).round(1)
         array([2.])
     """
-    energy = check_axes("energy", energy, "C S").astype(float)
+    energy = check_axes("energy", energy, "C S")
     steps = np.square(np.diff(energy, axis=1)).sum(1)
     spread = np.square(energy - energy.mean(1, keepdims=True)).sum(1)
     return np.asarray(np.where(steps > 0, steps, 0.0) / np.where(spread > 0, spread, 1.0))

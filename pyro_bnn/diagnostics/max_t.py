@@ -177,14 +177,14 @@ def resampled(
     first, second = np.triu_indices(num_methods, 1)
     squares = sums**2
     of_draws = num_rows**2 * (draws_errors[first] ** 2 + draws_errors[second] ** 2)  # [P]
-    found = np.zeros((NUM_SIMULATED, num_pairs))
+    largest = np.zeros((NUM_SIMULATED, num_pairs))
     widths = np.ones((NUM_SIMULATED, 1))  # standard deviations over their estimate
     if math.isfinite(degrees_of_freedom):
         chi2 = np.random.default_rng(1).chisquare(degrees_of_freedom, widths.shape)
         widths = np.sqrt(degrees_of_freedom / chi2)
     start = 0
     for drawn, normal in _resamples(num_groups, num_methods):
-        counts, part = drawn.astype(float), found[start : start + len(drawn)]
+        counts, part = drawn.astype(float), largest[start : start + len(drawn)]
         total = counts @ sums  # [b, P]
         spread = counts @ squares - total**2 / num_groups
         spread[spread < 1e-12 * total**2] = 0.0  # one group drawn again and again: rounding
@@ -196,14 +196,14 @@ def resampled(
             total += error.take(first, axis=1) - error.take(second, axis=1)
         np.divide(total, np.sqrt(spread), out=part, where=spread > 0)
         start += len(drawn)
-    return found
+    return largest
 
 
-Drawn: TypeAlias = tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]
+Resample: TypeAlias = tuple[UInt16[np.ndarray, "b G"], Float[np.ndarray, "b K"]]
 
 
 @functools.lru_cache(maxsize=1)
-def _resamples(num_groups: int, num_methods: int) -> list[Drawn]:
+def _resamples(num_groups: int, num_methods: int) -> list[Resample]:
     """How often each resample draws each group, and normal errors, by parts; always the same."""
     rng = np.random.default_rng(0)
     at_a_time = max(MAX_COUNTS // num_groups, 1)

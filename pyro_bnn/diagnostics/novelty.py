@@ -119,11 +119,13 @@ class Novelty:
         Args:
             distance: Of new rows ``[M]``; see :meth:`distance`.
         """
-        num_nearer = np.searchsorted(self.own, distance, side="left")
-        return np.asarray((1 + len(self.own) - num_nearer) / (1 + len(self.own)))
+        num_nearer = np.searchsorted(self.training_distance, distance, side="left")
+        return np.asarray(
+            (1 + len(self.training_distance) - num_nearer) / (1 + len(self.training_distance))
+        )
 
     @cached_property
-    def own(self) -> Float[np.ndarray, " N"]:
+    def training_distance(self) -> Float[np.ndarray, " N"]:
         """Distance of each training row to the nearest other, in ascending order."""
         nearest = self._nearest(self.x, 2)  # the nearest is itself
         return np.sort(np.where(self._alone, np.inf, nearest))
@@ -154,9 +156,9 @@ class Novelty:
         or numbers are too large, all are.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            own = x - self._center
-            norm = np.linalg.norm(own, axis=1)
-            s = np.c_[own, np.ones(len(x))].astype(np.float32) @ self._products  # [m, N]
+            centred = x - self._center
+            norm = np.linalg.norm(centred, axis=1)
+            s = np.c_[centred, np.ones(len(x))].astype(np.float32) @ self._products  # [m, N]
             least = s.min(1)
             reach = norm + np.sqrt(np.maximum(norm**2 + 2 * least, 0))  # of the nearest row
             error = 4 * (x.shape[1] + 4) * 2.0**-24 * reach**2

@@ -60,12 +60,12 @@ class RowByRow:
         """A quantile over rows, and its Monte Carlo error."""
         if not self.values.size:
             return float("nan"), float("nan")
-        found = [np.quantile(values, level, axis=1) for values in self.without]  # [B] each
-        return float(np.quantile(self.values, level)), float(self._error_of(found))
+        quantiles = [np.quantile(values, level, axis=1) for values in self.without]  # [B] each
+        return float(np.quantile(self.values, level)), float(self._error_of(quantiles))
 
     @staticmethod
     def _error_of(without: Sequence[np.ndarray]) -> np.ndarray:
-        variances = [(len(found) - 1) * found.var(0) for found in without]
+        variances = [(len(moments) - 1) * moments.var(0) for moments in without]
         return np.asarray(np.sqrt(np.sum(variances, axis=0)))
 
 
@@ -145,8 +145,8 @@ def _both(
     C, T = reference.shape[:2]
     per_chain = 1 if C >= 4 or T < 4 else 2
     chains = reference.reshape(C * T, -1)
-    own = _moments(f.reshape(len(f), -1), NUM_BLOCKS if len(f) >= 2 * NUM_BLOCKS else 1)
-    return own, _moments(chains, C * per_chain)
+    whole = _moments(f.reshape(len(f), -1), NUM_BLOCKS if len(f) >= 2 * NUM_BLOCKS else 1)
+    return whole, _moments(chains, C * per_chain)
 
 
 def _moments(draws: Float[np.ndarray, "S M"], num_blocks: int) -> Float[np.ndarray, "2 R M"]:

@@ -20,12 +20,13 @@ from pyro_bnn.diagnostics.convergence import MIN_DRAWS_A_CHAIN
 from pyro_bnn.diagnostics.shapes import evenly_spread
 from pyro_bnn.diagnostics.stacking import stacked_score, stacking_weights
 from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Nature
-from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.rows import Data
 
 By: TypeAlias = Literal["chain", "cluster"]
-Rows: TypeAlias = Literal["fitted", "new"]
+StackingRows: TypeAlias = Literal["fitted", "new"]
 MAX_BAD = 0.1  # share of rows whose k-hat may be above its limit
 POINTS = 200  # rows at which functions are compared
 
@@ -34,7 +35,7 @@ def stack_chains(
     posterior: Posterior,
     data: Data,
     *,
-    rows: Rows = "fitted",
+    rows: StackingRows = "fitted",
     by: By = "chain",
     max_bad: float = MAX_BAD,
     memory_bound: int = memory.GIB,
@@ -87,7 +88,7 @@ def stack_chains(
         (1.0, 'stacked')
     """
     began = time.perf_counter()
-    check_choice("rows", rows, Rows)
+    check_choice("rows", rows, StackingRows)
     check_choice("by", by, By)
     check_share("max_bad", max_bad)
     chains = _chains(posterior)
@@ -178,13 +179,13 @@ def _log_likelihood(chains: DrawsPosterior, data: Data, bound: int) -> Float[np.
         DataError: If a value is not finite.
     """
     values = chains.log_likelihood(data, chains.num_stored_draws, group_by_chain=True, memory=bound)
-    found = np.asarray(values.cpu(), dtype=np.float64)
-    if not np.isfinite(found).all():
+    array = np.asarray(values.cpu(), dtype=np.float64)
+    if not np.isfinite(array).all():
         raise DataError(
-            f"{int((~np.isfinite(found)).sum())} of {found.size} log likelihoods are not finite: "
+            f"{int((~np.isfinite(array)).sum())} of {array.size} log likelihoods are not finite: "
             "chains that give a row no density cannot be weighted by it"
         )
-    return found
+    return array
 
 
 def _functions(chains: DrawsPosterior, data: Data) -> Float[np.ndarray, "C S N F"]:
@@ -202,7 +203,7 @@ def _densities(
     log_likelihood: Float[np.ndarray, "C S N"],
     groups: Sequence[Int[np.ndarray, " c"]],
     *,
-    rows: Rows,
+    rows: StackingRows,
     max_bad: float,
 ) -> tuple[Float[np.ndarray, "N K"], int]:
     """Log density of each row left out under each group of chains, and in how many PSIS fails.
@@ -215,11 +216,11 @@ def _densities(
     if rows == "new":
         parts = [log_likelihood[group].reshape(-1, log_likelihood.shape[2]) for group in groups]
         return np.stack([logsumexp(p, axis=0) - np.log(len(p)) for p in parts], 1), 0
-    found = [arviz_io.loo_of_draws(log_likelihood[group]) for group in groups]
+    loos = [arviz_io.loo_of_draws(log_likelihood[group]) for group in groups]
     num_rows = log_likelihood.shape[2]
     failed: dict[str, Any] = {
         " and ".join(str(chain + 1) for chain in group): one.num_bad
-        for group, one in zip(groups, found, strict=True)
+        for group, one in zip(groups, loos, strict=True)
         if one.num_bad > max_bad * num_rows
     }
     if failed:
@@ -229,8 +230,8 @@ def _densities(
             f"{parts_of}), so these rows cannot be left out of chains that saw them: give rows "
             'that no chain has seen, with rows="new", or raise num_samples'
         )
-    densities = np.stack([one.pointwise for one in found], 1)
-    return densities, max(one.num_bad for one in found)
+    densities = np.stack([one.pointwise for one in loos], 1)
+    return densities, max(one.num_bad for one in loos)
 
 
 def _weighted(chains: DrawsPosterior, weights: Float[np.ndarray, " C"]) -> Float[Tensor, "1 S P"]:

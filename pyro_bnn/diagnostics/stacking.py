@@ -46,7 +46,7 @@ def stacking_weights(log_densities: Float[np.ndarray, "N K"]) -> Float[np.ndarra
         >>> stacking_weights(log_densities).round(3)
         array([0.708, 0.292])
     """
-    values = check_axes("log_densities", log_densities, "N K").astype(float)
+    values = check_axes("log_densities", log_densities, "N K")
     if np.isnan(values).any() or (values == np.inf).any():
         raise DataError("a log density is NaN or +inf, and stacking needs all of them finite")
     best = values.max(1)
@@ -64,7 +64,7 @@ def stacking_weights(log_densities: Float[np.ndarray, "N K"]) -> Float[np.ndarra
         w = w * g
         w /= w.sum()
     for _ in range(POLISHES):
-        found = minimize(
+        weights = minimize(
             lambda w: -np.log(np.maximum(p @ w, 1e-300)).mean(),
             w,
             jac=lambda w: -slopes(p, w),
@@ -73,9 +73,9 @@ def stacking_weights(log_densities: Float[np.ndarray, "N K"]) -> Float[np.ndarra
             constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
             options={"ftol": 1e-15, "maxiter": 1_000},
         ).x
-        found = np.maximum(found, 0) / np.maximum(found, 0).sum()
-        if np.log(np.maximum(p @ found, 1e-300)).sum() > np.log(p @ w).sum():
-            w = found
+        weights = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
+        if np.log(np.maximum(p @ weights, 1e-300)).sum() > np.log(p @ w).sum():
+            w = weights
         if _gap(p, w) <= TOLERANCE:
             break
         mixed = w * slopes(p, w) + 1e-12  # so that a weight that was lost may come back

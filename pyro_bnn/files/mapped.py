@@ -1,4 +1,8 @@
-"""Numbers in files that are mapped into memory: written plainly, read as tensors."""
+"""Numbers in files that are mapped into memory: written plainly, read as tensors.
+
+`numpy.memmap` and `torch.from_file` take no room before they are written, so that a disk that is
+full ends the process and not the run.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +152,7 @@ def bytes_of(values: Tensor) -> memoryview:
 
 
 def _opened(path: Path | None, is_whole: bool) -> IO[bytes]:
-    """A file that is made where there is none; a whole one that may not be written is read."""
+    """Open a file, made where there is none; a complete one that may not be written, to read."""
     if path is None:
         return tempfile.TemporaryFile(buffering=0)
     if not is_whole:

@@ -71,18 +71,18 @@ def is_kept(path: Path, key: str) -> bool:
     except OSError:
         return False
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if _unsafe(found) or not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if _unsafe(status) or not stat.S_ISREG(status.st_mode):
             return False
         content = file.read()
     return content[-NUM_SUM:] == _sum(content[:-NUM_SUM], key)
 
 
-def _unsafe(found: os.stat_result) -> str:
+def _unsafe(status: os.stat_result) -> str:
     """Why others may have written to something, or nothing."""
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         return "belongs to another user"
-    return "can be written to by others" if found.st_mode & 0o022 else ""
+    return "can be written to by others" if status.st_mode & 0o022 else ""
 
 
 def _sum(content: bytes, key: str) -> bytes:

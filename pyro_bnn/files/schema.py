@@ -1,4 +1,8 @@
-"""Documents that were read from files: of the names and types that they must have, or refused."""
+"""Documents that were read from files: of the names and types that they must have, or refused.
+
+The one language for what posteriors, checkpoints, reports and saved fits hold: plain values and
+tensors, of which JSON schemas and pydantic know no tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,11 @@ def require_version(document: Mapping[str, Any], version: int, path: Path) -> No
     Raises:
         FileFormatError: If it is another one; says whether a newer package wrote it.
     """
-    found = document.get("version")
-    if found != version:
-        is_newer = isinstance(found, int) and found > version
+    stated = document.get("version")
+    if stated != version:
+        is_newer = isinstance(stated, int) and stated > version
         raise FileFormatError(
-            f"{path} has format version {found!r:.50}, this package reads {version}; "
+            f"{path} has format version {stated!r:.50}, this package reads {version}; "
             f"read it with the {'newer ' * is_newer}version that wrote it"
         )
 
@@ -63,16 +67,16 @@ def expect(value: Any, kind: Any, name: str) -> Any:
         for key, item in expect(value, dict, name).items():
             expect(item, kind[str], expect(key, str, name))
     elif isinstance(kind, dict):
-        found = expect(value, dict, name)
+        items = expect(value, dict, name)
         kinds = {key.removesuffix("?"): of for key, of in kind.items() if key is not ...}
-        if missing := [key for key in kinds if key in kind and key not in found]:
+        if missing := [key for key in kinds if key in kind and key not in items]:
             raise KeyError(missing[0])
-        extra = [f"{key!r:.50}" for key in found if key not in kinds]
+        extra = [f"{key!r:.50}" for key in items if key not in kinds]
         if extra and ... not in kind:
             raise ValueError(f"{name} has {', '.join(extra[:5])}, which is not known")
         for key, of in kinds.items():
-            if key in found:
-                expect(found[key], of, key)
+            if key in items:
+                expect(items[key], of, key)
     elif (
         value is not None
         if kind is None

@@ -19,7 +19,7 @@ from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, Init, as_dataset, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
-from pyro_bnn.posterior.nature import Fault, Kind, Nature
+from pyro_bnn.posterior.nature import Fault, Nature, PosteriorKind
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 
@@ -66,7 +66,9 @@ class Engine(ABC, Generic[P]):
 
     trains_params: ClassVar[bool] = False  # the model's point-estimated parameters
     is_exact: ClassVar[bool] = False  # draws of the posterior itself, once converged
-    posterior_kind: ClassVar[Kind | None] = None  # chains if it is exact, else an approximation
+    posterior_kind: ClassVar[PosteriorKind | None] = (
+        None  # chains if it is exact, else an approximation
+    )
 
     @property
     def saves(self) -> bool:

@@ -14,12 +14,13 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import Data, new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
-from pyro_bnn.infer.svi.options import LEARNING_RATE
-from pyro_bnn.infer.svi.rounds import AUTO, NumSteps
+from pyro_bnn.infer.steps.descent import LEARNING_RATE
+from pyro_bnn.infer.steps.rounds import AUTO, NumSteps
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.models.from_dropout import DropoutModule
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.posterior import Posterior
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Data, Init, program_of
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Nature
-from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.handlers import Model

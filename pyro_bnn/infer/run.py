@@ -15,7 +15,7 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.random_state import isolated

@@ -67,11 +67,11 @@ def styles(names: Sequence[str], reference: str | None = None) -> dict[str, Styl
         '#1a1a1a'
     """
     others = [name for name in names if name != reference]
-    found = {
+    colours = {
         name: Style(METHODS[i % len(METHODS)], MARKS[i % len(MARKS)], DASHES[i % len(DASHES)])
         for i, name in enumerate(others)
     }
-    return {name: found.get(name, Style(INK, "o", "-")) for name in names}
+    return {name: colours.get(name, Style(INK, "o", "-")) for name in names}
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def svg(figure: Figure, name: str) -> str:
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text[text.index("<svg") :])
     return re.sub(
         "#[0-9a-f]{6}",
-        lambda found: f"light-dark({found[0]}, {ON_BLACK.get(found[0], found[0])})",
+        lambda match: f"light-dark({match[0]}, {ON_BLACK.get(match[0], match[0])})",
         text,
     )
 

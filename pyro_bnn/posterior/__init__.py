@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
 from pyro_bnn.posterior.nature import Nature
-from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior.particle_posterior import ParticlePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.provenance import Provenance
 
-__all__ = ["DrawsPosterior", "GuidePosterior", "Nature", "Posterior", "Provenance"]
+__all__ = [
+    "DrawsPosterior",
+    "GuidePosterior",
+    "LaplacePosterior",
+    "Nature",
+    "ParticlePosterior",
+    "Posterior",
+    "Provenance",
+]

@@ -44,7 +44,7 @@ KEPT = (
 )  # fmt: skip
 """What a tree keeps of how a posterior came about."""
 Groups = dict[str, dict[str, NDArray[Any]]]
-Array = TypeVar("Array", Tensor, NDArray[Any])
+TensorOrArray = TypeVar("TensorOrArray", Tensor, NDArray[Any])
 
 
 def arviz_tree(
@@ -216,7 +216,7 @@ def input_dims(x: Tensor) -> list[str]:
     return ["input"] if x.ndim == 2 else [f"x_dim_{i}" for i in range(x.ndim - 1)]
 
 
-def of_targets(values: Array) -> Array:
+def of_targets(values: TensorOrArray) -> TensorOrArray:
     """Values ``[..., N]`` of one target, or ``[..., N, O]`` of several, out of ``[..., N, O]``."""
     return values[..., 0] if values.ndim > 1 and values.shape[-1] == 1 else values
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.guides import Guide
 
-Kind: TypeAlias = Literal[
+PosteriorKind: TypeAlias = Literal[
     "exact", "limit", "chains", "biased chains", "members", "stacked", "approximation", "point",
     "undeclared",
 ]  # fmt: skip
@@ -45,7 +45,7 @@ class Nature:
         remedies: What mends a fault, in a few words that name options of the method, by the fault.
     """
 
-    kind: Kind = "undeclared"
+    kind: PosteriorKind = "undeclared"
     family: str | None = None
     has_correlations: bool | None = None
     is_linearised: bool = False
@@ -83,7 +83,7 @@ class Nature:
         """
         if values is None:
             return None
-        if values["kind"] not in get_args(Kind):
+        if values["kind"] not in get_args(PosteriorKind):
             raise FileFormatError(f"it is of the kind {values['kind']!r}, which is not known")
         return Nature(**values)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,33 +18,24 @@ from pyro_bnn.checks import plain
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, cast, check_finite
 from pyro_bnn.errors import OptionError, OutputError, ShapeError, SiteError
-from pyro_bnn.guides import Guide
-from pyro_bnn.guides.guide import ELBO, LOG_JOINT
+from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.memory import GIB
 from pyro_bnn.models.description import describe
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.rows import Data, check_names, in_order_of_fit, pair, tell_of_left_out
-from pyro_bnn.predictive.draws import Draws, chosen_draws, draws_of_atoms, stored_draws
-from pyro_bnn.predictive.map_draws import Chunks, Rows
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.map_draws import Chunks, RowTensors
 from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.predictive.predict import log_likelihoods, predict
 from pyro_bnn.predictive.prediction import Names, Prediction
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch, Params
 
 NUM_SAMPLES = 1_000  # draws by default
-LAPLACE = "Laplace"  # engine of the Gaussians around a mode, in files that do not declare it
-SMC = "SMC"  # engine of particles
-STAGES = (
-    "island", "inverse_temperature", "ess", "acceptance_rate", "step_size", "num_steps", "moves",
-    "correlation", "ancestors", "log_evidence",
-)  # fmt: skip
-"""What is known of each temperature of each island."""
 DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
 
 if TYPE_CHECKING:
@@ -81,6 +70,14 @@ class Posterior(ABC):
         losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
         doubling: What the second half of the run gained; None where that was not compared.
     """
+
+    _by_kind: ClassVar[dict[str, type[Posterior]]] = {}
+
+    def __init_subclass__(cls, *, kind: str | None = None) -> None:
+        """Make a class known to :meth:`load` as that of one kind of file."""
+        super().__init_subclass__()
+        if kind is not None:
+            Posterior._by_kind[kind] = cls
 
     def __init__(self, program: Program, provenance: Provenance) -> None:
         self.program = program
@@ -269,7 +266,7 @@ class Posterior(ABC):
         """
         draws = self.in_blocks(self.count(num_samples), seed)
 
-        def function(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        def function(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
             return (self.predictor.function(z, rows[0], params),)
 
         (f,) = self.chunks.over(
@@ -376,7 +373,7 @@ class Posterior(ABC):
         Where the model is under ``poutine.scale``, its terms have that scale.
         """
 
-        def log_likelihood_terms(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        def log_likelihood_terms(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_likelihood_terms(z, Batch(*rows), params),)
 
         draws = self.in_blocks(self.count(num_samples), seed)
@@ -393,7 +390,7 @@ class Posterior(ABC):
                 total[start : start + len(values)] += values.sum(-1, dtype=torch.float64)
                 start += len(values)
 
-        def log_prior(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+        def log_prior(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
             return (self.program.log_prior(z, rows[0], params),)
 
         row = (run.rows[0][:1],)  # the prior uses its shape only
@@ -558,14 +555,8 @@ class Posterior(ABC):
             SiteError: If the model differs from the one that was saved: in its sites, buffers,
                 prior, network or likelihood.
         """
-        program, provenance, contents = storage.load(Path(path), model)
-        nature = provenance.nature
-        if not isinstance(contents, Guide):
-            kind = ParticlePosterior if provenance.engine == SMC else DrawsPosterior
-            return kind(program, provenance=provenance, **contents)
-        of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
-        cls = LaplacePosterior if of_laplace else GuidePosterior
-        return cls(program, contents, provenance)
+        kind, contents = storage.load(Path(path), model)
+        return Posterior._by_kind[kind](**contents)
 
     @isolated()
     def batch(self, data: Data) -> Batch:
@@ -605,243 +596,3 @@ class Posterior(ABC):
         stored = f", {self.num_stored_draws} draws" if self.num_stored_draws else ""
         what = f"{self.method} by {self.engine}, P={self.program.num_latents}{stored}"
         return f"{type(self).__name__}({what})"
-
-
-class GuidePosterior(Posterior):
-    """A trained guide: draws are made on demand.
-
-    Args:
-        program: The model as tensor functions.
-        guide: The trained guide.
-        provenance: How it came about.
-    """
-
-    def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
-        super().__init__(program, provenance)
-        self.guide = guide
-        program.prepare(guide)
-
-    @property
-    def nature(self) -> Nature | None:
-        """What its engine declares, and its guide."""
-        nature = self.provenance.nature
-        return None if nature is None else nature.of_guide(self.guide)
-
-    @property
-    def num_atoms(self) -> int | None:
-        """Number of the guide's ``atoms``, if it has such."""
-        atoms = self.guide.atoms()
-        return None if atoms is None else len(atoms)
-
-    @property
-    def has_log_prob(self) -> bool:
-        """Whether the guide has a density."""
-        return self.guide.has_log_prob
-
-    @property
-    def elbo_kind(self) -> str:
-        """The guide's ``kl_kind``; ``"none"`` under a flat prior."""
-        return "none" if self.program.latents.improper else self.guide.kl_kind
-
-    @property
-    def objective(self) -> str:
-        """The guide's ``objective``."""
-        return self.guide.objective
-
-    @property
-    def has_moments(self) -> bool:
-        """The guide's ``has_moments``."""
-        return self.guide.has_moments
-
-    def _contents(self) -> dict[str, Any]:
-        known = storage.is_known(self.guide)
-        return storage.guide_contents(self.guide) if known else super()._contents()
-
-    def in_blocks(self, num_samples: int, seed: int) -> Draws:
-        """Draws of the guide; see the base class."""
-        atoms = self.guide.atoms()
-        if atoms is not None:
-            return draws_of_atoms(atoms.detach(), num_samples, seed)
-
-        def blocks() -> Iterator[Tensor]:
-            return self.guide.in_blocks(self._draws, num_samples, seed)
-
-        return Draws(blocks, num_samples)
-
-    def _draws(self, noise: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.guide.draws(noise).detach()
-
-    @isolated()
-    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
-        """Log q(z_s) ``[S]`` of the guide at its draws; see the base class."""
-        if not self.has_log_prob:
-            return super().log_q(num_samples, seed)
-        with torch.no_grad():
-            blocks = self.guide.in_blocks(self.guide.log_q, self.count(num_samples), seed)
-            return torch.cat(list(blocks))
-
-
-class LaplacePosterior(GuidePosterior):
-    """A Gaussian around a mode; see :class:`pyro_bnn.Laplace`.
-
-    With ``predictive="linearised"`` functions, predictions and log likelihoods of rows are those of
-    the network that is linear in z at the mode. ``log_joint``, ``densities`` and ``elbo`` are of
-    the model itself, as those of any other approximation.
-
-    Args:
-        program: The model as tensor functions.
-        guide: The Gaussian.
-        provenance: How it came about.
-    """
-
-    def __init__(self, program: Program, guide: Guide, provenance: Provenance) -> None:
-        super().__init__(program, guide, provenance)
-        nature, told = provenance.nature, self.options.get("predictive") == "linearised"
-        if told if nature is None else nature.is_linearised:
-            self.predictor = LinearisedProgram(program, guide.centre())
-            self.chunks = Chunks(self.predictor)
-
-    @property
-    def objective(self) -> str:
-        """What the steps to the mode maximised."""
-        return LOG_JOINT
-
-    @property
-    def log_evidence(self) -> float:
-        """Laplace's approximation of log p(D), nats; NaN where some entries of z are held."""
-        return float(self.options.get("log_evidence", math.nan))
-
-    @property
-    def newton_decrement(self) -> float:
-        """How far, in nats, Newton's next step would still go up."""
-        return float(self.options["newton_decrement"])
-
-
-class DrawsPosterior(Posterior):
-    """Stored draws, from a sampler or from a guide of stock Pyro.
-
-    Args:
-        program: The model as tensor functions.
-        z: Draws ``[C, S, P]`` of C chains; may be a map of a file, which is read a few at a time.
-        provenance: How they came about.
-        sample_stats: Sampler statistics of each draw ``[C, S]``.
-        log_q: log q ``[C, S]`` of each draw, where the draws come from an approximation.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        z: Float[Tensor, "C S P"],
-        provenance: Provenance,
-        *,
-        sample_stats: Mapping[str, NDArray[Any]] | None = None,
-        log_q: Float[Tensor, "C S"] | None = None,
-    ) -> None:
-        super().__init__(program, provenance)
-        if z.ndim != 3 or z.shape[-1] != program.num_latents:
-            raise ShapeError(
-                f"stored draws have shape {tuple(z.shape)}, expected [C, S, {program.num_latents}]"
-            )
-        self._z, self._stored_log_q = z, log_q
-        self._sample_stats = dict(sample_stats or {})
-
-    @property
-    def num_chains(self) -> int:
-        """Number of chains C."""
-        return self._z.shape[0]
-
-    @property
-    def num_stored_draws(self) -> int:
-        """Number of stored draws over all chains."""
-        return self._z.shape[0] * self._z.shape[1]
-
-    @property
-    def stored(self) -> Float[Tensor, "C S P"]:
-        """All stored draws, the very tensor: to be read alone, and not all of a file at once."""
-        return self._z
-
-    @property
-    def has_log_prob(self) -> bool:
-        """Whether log q of each draw is stored."""
-        return self._stored_log_q is not None
-
-    @property
-    def elbo_kind(self) -> str:
-        """``"monte_carlo"`` where log q is stored and no prior is flat, else ``"none"``."""
-        has_elbo = self.has_log_prob and not self.program.latents.improper
-        return "monte_carlo" if has_elbo else "none"
-
-    @property
-    def sample_stats(self) -> dict[str, NDArray[Any]]:
-        """Sampler statistics of each stored draw ``[C, S]``."""
-        return self._sample_stats
-
-    def _contents(self) -> dict[str, Any]:
-        return storage.draws_contents(self._z, self._stored_log_q, self._sample_stats)
-
-    def chosen(self, num_samples: int, seed: int) -> Tensor:
-        """Which stored draws of each chain make up ``num_samples``: positions ``[S/C]``."""
-        return chosen_draws(self._z.shape[0], self._z.shape[1], num_samples, seed)
-
-    def in_blocks(self, num_samples: int, seed: int) -> Draws:
-        """Stored draws; see the base class."""
-        chosen = self.chosen(num_samples, seed)
-        return stored_draws(self._z, chosen, like=self.program.initial)
-
-    @isolated()
-    def log_q(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
-        """Log q(z_s) ``[S]`` stored beside the draws; see the base class."""
-        if self._stored_log_q is None:
-            return super().log_q(num_samples, seed)
-        return self._stored_log_q[:, self.chosen(self.count(num_samples), seed)].flatten()
-
-
-class ParticlePosterior(DrawsPosterior):
-    """Draws of tempered sequential Monte Carlo, islands as chains; see :class:`pyro_bnn.SMC`.
-
-    Args:
-        program: The model as tensor functions.
-        z: Draws ``[C, S, P]`` of C islands.
-        provenance: How they came about.
-        stages: A row ``[n, 10]`` of each temperature of each island, as :attr:`stages` names them.
-        sample_stats: Log joint and ancestor of each draw ``[C, S]``.
-        log_q: Not used.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        z: Float[Tensor, "C S P"],
-        provenance: Provenance,
-        *,
-        stages: Float[Tensor, "n 10"],
-        sample_stats: Mapping[str, NDArray[Any]] | None = None,
-        log_q: Float[Tensor, "C S"] | None = None,
-    ) -> None:
-        super().__init__(program, z, provenance, sample_stats=sample_stats, log_q=log_q)
-        self._stages = stages
-
-    @property
-    def log_evidence(self) -> float:
-        """Log p(y | x) in nats, of the mean of the islands' estimates of p(y | x)."""
-        return float(self.options["log_evidence"])
-
-    @property
-    def log_evidence_error(self) -> float:
-        """Its standard error: sd of the islands' log evidences over sqrt(C); NaN of one island."""
-        return float(self.options.get("log_evidence_error", math.nan))
-
-    @property
-    def stages(self) -> dict[str, NDArray[Any]]:
-        """What is known of each temperature, by name, ``[n]`` each, one island after the other.
-
-        ``island``, ``inverse_temperature``, ``ess`` (of the incremental weights that led to it, in
-        particles), ``acceptance_rate``, ``step_size``, ``num_steps`` (leapfrog steps of a move, a
-        mean), ``moves``, ``correlation`` (of log likelihoods after the moves with those before),
-        ``ancestors`` (draws of the prior that particles descend from) and ``log_evidence``, so far.
-        """
-        return dict(zip(STAGES, self._stages.numpy().T, strict=True))
-
-    def _contents(self) -> dict[str, Any]:
-        return {**super()._contents(), "stages": self._stages}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +32,7 @@ from pyro_bnn.program.terms import Params
 
 FORMAT = "pyro_bnn posterior"
 VERSION = 3
+LAPLACE = "Laplace"  # engine of Gaussians around a mode, in files that do not declare it
 SMALL = 1 << 16  # most numbers that a guide makes beside its parameters
 # fingerprints differ by less between precisions and devices, by more between models
 TOLERANCE = 1e-3
@@ -128,8 +128,10 @@ def draws_contents(
     return {"z": z, **of_q, "sample_stats": stats}
 
 
-def load(path: Path, model: Model) -> tuple[Program, Provenance, Guide | dict[str, Any]]:
-    """Read a posterior: its model, how it came about, and its guide or what its draws are made of.
+def load(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
+    """Read a posterior: its kind, and what its class takes, by name.
+
+    The kinds are ``"guide"``, ``"laplace"``, ``"draws"`` and ``"particles"``.
 
     The model has to be the one that was saved: its buffers are compared and not restored, and its
     prior, network and likelihood are compared by their densities at one z. Draws of a file above
@@ -145,14 +147,18 @@ def load(path: Path, model: Model) -> tuple[Program, Provenance, Guide | dict[st
     _check_buffers(model, document["buffers"], path)
     _restore_params(program, document["params"], path)
     _check_fingerprint(program, document["fingerprint"], path)
+    contents = {"program": program, "provenance": provenance}
     if "guide" in document:
-        return program, provenance, _guide(document, program, path)
-    z = _draws(document["z"], program, path)
+        nature = provenance.nature
+        of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
+        kind = "laplace" if of_laplace else "guide"
+        return kind, {**contents, "guide": _guide(document, program, path)}
     stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
-    made = {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
-    if "stages" in document:
-        made["stages"] = document["stages"]
-    return program, provenance, made
+    contents |= {"z": _draws(document["z"], program, path), "sample_stats": stats}
+    contents |= {"log_q": document.get("log_q")}
+    if "stages" not in document:
+        return "draws", contents
+    return "particles", {**contents, "stages": document["stages"]}
 
 
 # What a file says
@@ -276,7 +282,8 @@ def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Prog
     if [list(site) for site in state["_extra_state"]["sites"]] != sites:
         raise ValueError(f"its {cls.__name__} is of other sites than its posterior")
     numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
-    with _Within(2 * numbers + SMALL):
+    message = "its options ask for {} numbers, its state has fewer"
+    with memory.AtMost(2 * numbers + SMALL, message):
         guide = cls(program.model, **options)
         guide.load_state_dict(state)
     guide.setup(program.example.x)
@@ -284,29 +291,6 @@ def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Prog
     if _plain(guide.options()) != options:
         raise ValueError(f"its {cls.__name__} has options {guide.options()} once it is read")
     return guide
-
-
-class _Within(memory.Mode):
-    """Refuses tensors of more numbers than a bound before they are made.
-
-    Args:
-        bound: How many numbers a tensor may have.
-    """
-
-    def __init__(self, bound: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.bound = bound
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        for value in args:
-            count = value.numel() if isinstance(value, Tensor) else 0
-            if isinstance(value, list | tuple) and all(type(size) is int for size in value):
-                count = math.prod(value)
-            if abs(count) > self.bound:
-                raise ValueError(f"its options ask for {abs(count)} numbers, its state has fewer")
-        return func(*args, **(kwargs or {}))
 
 
 def is_known(guide: Guide) -> bool:
@@ -339,13 +323,13 @@ def _buffers(model: Model) -> dict[str, Tensor]:
 
 
 def _check_buffers(model: Model, saved: dict[str, Tensor], path: Path) -> None:
-    own = _buffers(model)
+    buffers = _buffers(model)
     names = [
         name
-        for name in sorted(own.keys() | saved.keys())
-        if name not in own
+        for name in sorted(buffers.keys() | saved.keys())
+        if name not in buffers
         or name not in saved
-        or not torch.equal(own[name].cpu(), saved[name].to(own[name].dtype))
+        or not torch.equal(buffers[name].cpu(), saved[name].to(buffers[name].dtype))
     ]
     if names:
         raise SiteError(
@@ -359,9 +343,9 @@ def _fingerprint(program: Program, params: Params) -> Tensor:
 
 
 def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
-    own = _fingerprint(program, program.params)
-    same = own.shape == saved.shape and torch.allclose(
-        own, saved, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    fresh = _fingerprint(program, program.params)
+    same = fresh.shape == saved.shape and torch.allclose(
+        fresh, saved, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
     )
     if not same:
         raise SiteError(

@@ -28,8 +28,8 @@ GRAPHS_KEPT = 8
 LIKE_ROWS = 64  # rows at which a function is tested for dependence between rows
 TOLERANCE = 1e-4  # rounding between batches of rows is smaller, dependence between rows larger
 
-Rows = tuple[Tensor, ...]  # [N, ...] each
-Function = Callable[[Tensor, Rows, Params], tuple[Tensor, ...]]
+RowTensors = tuple[Tensor, ...]  # [N, ...] each
+Function = Callable[[Tensor, RowTensors, Params], tuple[Tensor, ...]]
 Axes = tuple[int | None, ...]  # for each tensor its dimension of rows, or None
 
 
@@ -60,7 +60,7 @@ class Chunks:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_graphs": {}}  # recorded anew where it is read: they hold code
 
-    def over(self, name: str, fn: Function, draws: Draws, rows: Rows, params: Params) -> Pass:
+    def over(self, name: str, fn: Function, draws: Draws, rows: RowTensors, params: Params) -> Pass:
         """A function over draws, not yet computed.
 
         Args:
@@ -77,7 +77,7 @@ class Chunks:
         count = len(rows)
         rows = (*rows, *self.program.for_all_draws(rows[0], params))
         if len(rows) > count:
-            fn = functools.partial(_given, self.program, fn, count)
+            fn = functools.partial(_reusing, self.program, fn, count)
         key = (name, _shapes(z, *rows))
         if key not in self._costs:
             # run once before it is measured: a first call may allocate more
@@ -131,7 +131,7 @@ class Pass:
     fn: Function
     draws: Draws
     one: Tensor
-    rows: Rows
+    rows: RowTensors
     params: Params
     cost: Cost
     kept: Cost
@@ -244,11 +244,11 @@ class Pass:
         return collected(self, self.blocks(left), left)
 
 
-def _given(
-    program: Program, fn: Function, count: int, z: Tensor, rows: Rows, params: Params
+def _reusing(
+    program: Program, fn: Function, count: int, z: Tensor, rows: RowTensors, params: Params
 ) -> tuple[Tensor, ...]:
-    """The function of rows, of which those after ``count`` are what the program takes as given."""
-    with program.given(rows[count:]):
+    """The function of the first ``count`` tensors; the program uses the others for all draws."""
+    with program.reusing(rows[count:]):
         return fn(z, rows[:count], params)
 
 
@@ -323,7 +323,7 @@ def _capture(of: Pass, size: int) -> TensorFunction | None:
     return graph.forward
 
 
-def _stored(fn: Function, z: Tensor, rows: Rows, params: Params) -> tuple[Cost, Axes | None]:
+def _stored(fn: Function, z: Tensor, rows: RowTensors, params: Params) -> tuple[Cost, Axes | None]:
     """Bytes that :meth:`Pass.together` keeps of one draw, and the axes of rows, by one and two."""
     with torch.no_grad():
         one, two = (fn(z, tuple(value[:n] for value in rows), params) for n in (1, 2))

@@ -12,7 +12,7 @@ from pyro_bnn.data import Standardiser
 from pyro_bnn.errors import OptionError
 from pyro_bnn.predictive.conditional import Conditional
 from pyro_bnn.predictive.draws import Draws
-from pyro_bnn.predictive.map_draws import Chunks, Pass, Rows
+from pyro_bnn.predictive.map_draws import Chunks, Pass, RowTensors
 from pyro_bnn.predictive.moments import log_mean
 from pyro_bnn.predictive.prediction import Names, Prediction, StreamedPrediction
 from pyro_bnn.priors.prior import tensors_of
@@ -27,13 +27,13 @@ MOMENTS = 4  # numbers kept a row and output where draws are not kept
 def log_likelihoods(chunks: Chunks, draws: Draws, batch: Batch, params: Params) -> Pass:
     """A pass that gives log p(y_n | x_n, z_s) ``[S, N]``."""
 
-    def log_likelihood(z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+    def log_likelihood(z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
         return (chunks.program.log_likelihood(z, Batch(*rows), params),)
 
     return chunks.over("log likelihood", log_likelihood, draws, batch, params)
 
 
-def _tensors(program: Program, z: Tensor, rows: Rows, params: Params) -> tuple[Tensor, ...]:
+def _tensors(program: Program, z: Tensor, rows: RowTensors, params: Params) -> tuple[Tensor, ...]:
     return program.predictive_tensors(z, rows[0], params)
 
 

@@ -9,7 +9,7 @@ Each site keeps its name and gets its distribution given the sites before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.handled import module_of, parameters_of
+from pyro_bnn.handled import Model, module_of, parameters_of
 from pyro_bnn.priors.from_posterior import (
     Earlier,
     Gaussian,
@@ -28,8 +28,6 @@ from pyro_bnn.priors.from_posterior import (
     site_gaussian,
 )
 from pyro_bnn.sites import Site
-
-Model = Callable[..., Any]
 
 
 def continued(model: Model, posterior: Earlier) -> ContinuedModel:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch, ELBOTerms, GuideLike, GuideTerms, Params, RowEstimate
 
-__all__ = ["Batch", "ELBOTerms", "GuideLike", "GuideTerms", "Params", "Program", "RowEstimate"]
+__all__ = [
+    "Batch",
+    "ELBOTerms",
+    "GuideLike",
+    "GuideTerms",
+    "Joint",
+    "Params",
+    "Program",
+    "RowEstimate",
+]

@@ -88,7 +88,7 @@ FAMILIES: Mapping[type, Family] = {
 
 
 @dataclass(frozen=True)
-class Block:
+class PriorBlock:
     """All entries of z whose prior is of one family with constant parameters.
 
     Attributes:

@@ -52,7 +52,7 @@ SPECTRAL_NORMS = (parametrizations._SpectralNorm, SpectralNorm)
 FEW = 100  # rows that a model is looked at on
 
 
-def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]:
+def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, int]:
     """Check a model against the contract ``model(x, y=None)`` and match y to its likelihood.
 
     Args:
@@ -62,7 +62,8 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
         y: Observations ``[N]`` or ``[N, O]``.
 
     Returns:
-        The model's trace, and y in the shape and dtype of the model's likelihood.
+        The model's trace, y in the shape and dtype of the model's likelihood, and how many of the
+        first rows were traced.
 
     Raises:
         ModelError: If the model breaks the contract; the message shows the corrected lines.
@@ -75,9 +76,10 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor]
             trace, matched, fn = _checked(model, x[:FEW], y[:FEW])
             for rows in (x[:1], x[-FEW:]):
                 _require_same_sites(model, trace, rows)
-            return trace, match_observation(y, fn.expand(torch.Size([len(x)]))).to(matched.dtype)
+            y = match_observation(y, fn.expand(torch.Size([len(x)]))).to(matched.dtype)
+            return trace, y, FEW
     trace, y, _ = _checked(model, x, y)
-    return trace, y
+    return trace, y, len(x)
 
 
 def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, Any]:
@@ -113,7 +115,7 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
         _check_observed(observed, model, x, y)
         _check_same_output(model, x, free, observed)
     with isolated():
-        return trace_model(model, x), y, of_first.nodes["y"]["fn"]
+        return trace_model(model, (x,)), y, of_first.nodes["y"]["fn"]
 
 
 def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
@@ -312,7 +314,7 @@ def _check_observed(trace: poutine.Trace, model: Model, x: Tensor, y: Tensor) ->
         names = [n for n in trace.stochastic_nodes if type(nodes[n]["fn"]).__name__ != "_Subsample"]
         values = {name: nodes[name]["value"] for name in names}
         runs = [evaluate(model, values, *rows) for rows in ((x, y), (x[:1], y[:1]))]
-        terms = [{n: log_prob(run.given[n]).sum() for n in others} for run in runs]
+        terms = [{n: log_prob(run.held[n]).sum() for n in others} for run in runs]
         in_rows = [name for name in others if not torch.equal(*(term[name] for term in terms))]
     if in_rows:
         raise ModelError(
@@ -371,6 +373,20 @@ def _check_plate(whole: poutine.Trace, first_row: poutine.Trace) -> None:
         raise ModelError(
             f'the plate "data" has {size} rows whatever x has: give it the rows of x, as '
             f"minibatches and predictions have other numbers of them{CORRECTED}"
+        )
+
+
+def require_size_of_plate(plate: Any, num_data: int) -> None:
+    """Check that a plate with a size of its own has that of the data set.
+
+    Raises:
+        ModelError: If it has another, by which it would scale the likelihood.
+    """
+    if (size := plate.full_size) not in (None, plate.size, num_data):
+        raise ModelError(
+            f'the plate "data" has size {size:,}, and the data have {num_data:,} rows: each would '
+            f"count {size / num_data:.3g} times; give the plate the rows of the data, or leave its "
+            f"subsample_size= out, as batches of rows are scaled here{CORRECTED}"
         )
 
 

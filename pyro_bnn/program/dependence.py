@@ -47,7 +47,7 @@ _LIKE = frozenset(  # that take a shape and a dtype
 )
 
 
-class Given(dict[str, Any]):
+class WatchedValues(dict[str, Any]):
     """Values of sites that remember which sites the run has met: it asks for each."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Marks(Mode):
         values: Of the sites, by name, which is their mark.
 
     Attributes:
-        given: Copies of them, for the run: as parts of one z they would share its memory.
+        values: Copies of them, for the run: as parts of one z they would share its memory.
         before: For each mark, the sites that the run had met when a tensor with it first became a
             number, or decided a shape, as in ``if scale > 1``.
     """
@@ -75,9 +75,9 @@ class Marks(Mode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._on: dict[int, frozenset[str]] = {}
         self._kept: list[torch.UntypedStorage] = []  # so that no address recurs
-        self.given = Given({name: value.clone() for name, value in values.items()})
+        self.values = WatchedValues({name: value.clone() for name, value in values.items()})
         self.before: dict[str, frozenset[object]] = {}
-        for name, value in self.given.items():
+        for name, value in self.values.items():
             self.put([value], name)
 
     @contextmanager
@@ -93,16 +93,16 @@ class Marks(Mode):
 
     def of(self, values: Any) -> frozenset[str]:
         """The marks on a tensor, or on those in lists and tuples."""
-        found: frozenset[str] = frozenset()
+        marks: frozenset[str] = frozenset()
         for value in tensors_in(values):
             if value.layout is torch.strided:
-                found |= self._on.get(value.untyped_storage()._cdata, frozenset())
-        return found
+                marks |= self._on.get(value.untyped_storage()._cdata, frozenset())
+        return marks
 
     def note_read(self, marks: frozenset[str]) -> None:
         """A tensor with these marks became a number."""
         for mark in marks:
-            self.before.setdefault(mark, frozenset(self.given.met))
+            self.before.setdefault(mark, frozenset(self.values.met))
 
     def sources(self, name: str, parts: Any) -> frozenset[str]:
         """The marks on tensors that a site is made of, and those read before the run met it."""
@@ -127,9 +127,10 @@ class Marks(Mode):
             self.note_read(marks)
         out = func(*args, **named)
         if marks and func.overloadpacket not in _LIKE:
-            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | named
+            names = (a.name for a in func._schema.arguments)
+            by_name = dict(zip(names, args, strict=False)) | named
             written = (
-                given.get(a.name)
+                by_name.get(a.name)
                 for a in func._schema.arguments
                 if a.alias_info is not None and a.alias_info.is_write
             )

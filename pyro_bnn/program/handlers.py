@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import SiteError
+from pyro_bnn.handled import Model as Model  # noqa: PLC0414  # where older code looks for it
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
@@ -36,8 +37,6 @@ from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.sites import Site, _base
 
 logger = logging.getLogger("pyro_bnn")
-
-Model = Callable[..., Any]
 
 ENUMERATION = "https://pyro.ai/examples/enumeration.html"
 
@@ -51,13 +50,13 @@ class ModelTrace:
         messages: Pyro's message (``fn``, ``value``, ...) of each latent site, from a prior draw, or
             at its ``infer={"start": ...}``.
         param_messages: Messages of explicit ``pyro.param`` statements.
-        f: Network output ``[N, F]``, where the model records one.
+        first_array: The first floating array that the model samples or records, if any.
     """
 
     sites: tuple[Site, ...]
     messages: Mapping[str, Mapping[str, Any]]
     param_messages: Mapping[str, Mapping[str, Any]]
-    f: Tensor | None = None
+    first_array: Tensor | None = None
 
 
 @contextmanager
@@ -109,29 +108,40 @@ class Starting(Messenger):
 
 
 def trace_model(
-    model: Model, *args: Any, leave_enumerated: bool = False, **kwargs: Any
+    model: Model,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    leave_enumerated: bool = False,
+    of_rows: bool = True,
 ) -> ModelTrace:
     """Run a model once and list its latent sites; it draws from torch's global generator.
 
     Args:
         model: Pyro model.
         args: Its arguments.
-        leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
         kwargs: Its keyword arguments.
+        leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
+        of_rows: Whether the arguments are rows of data, x alone: ``"y"`` in the plate ``"data"`` is
+            no latent site then, and a plate that takes some rows has them already.
 
     Raises:
         SiteError: If a latent site is discrete or has no density, or the model has none.
     """
     with unseen(model), Starting():
-        trace = poutine.trace(model).get_trace(*own_rows(args), **kwargs)
+        trace = poutine.trace(model).get_trace(*own_rows(args), **(kwargs or {}))
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
     start = 0
     for name in trace.stochastic_nodes:
         node = nodes[name]
-        if node["infer"].get("is_auxiliary") or type(node["fn"]).__name__ == "_Subsample":
+        if type(node["fn"]).__name__ == "_Subsample":
+            if not of_rows:
+                _check_plate(name, node["fn"])
             continue
-        if name == "y" and _in_rows(node):  # sampled because y was None
+        if node["infer"].get("is_auxiliary"):
+            continue
+        if of_rows and name == "y" and _in_rows(node):
             continue
         fn = node["fn"]
         if leave_enumerated and node["infer"].get("enumerate"):
@@ -147,8 +157,23 @@ def trace_model(
         )
     messages = {site.name: nodes[site.name] for site in sites}
     params = {name: node for name, node in nodes.items() if node["type"] == "param"}
-    f = as_columns(nodes["f"]["value"]).detach() if "f" in nodes else None
-    return ModelTrace(tuple(sites), messages, params, f)
+    return ModelTrace(tuple(sites), messages, params, _first_array(nodes))
+
+
+def _first_array(nodes: Mapping[str, Any]) -> Tensor | None:
+    """The first floating array that a model samples or records."""
+    values = [node["value"] for node in nodes.values() if node["type"] == "sample"]
+    arrays = (v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim)
+    return next(arrays, None)
+
+
+def _check_plate(name: str, plate: Any) -> None:
+    """Check that a plate takes all of its rows."""
+    if plate.subsample_size not in (None, plate.size):
+        raise SiteError(
+            f"the plate {name!r} takes {plate.subsample_size} of its {plate.size} rows at random, "
+            "so that the density would be another one at each run: leave out subsample_size="
+        )
 
 
 def _check_support(name: str, fn: Distribution) -> None:
@@ -198,10 +223,7 @@ def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
         except Exception as error:  # it is raised again by the model's check, on x as it is cast
             logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
             runs = False
-    nodes: Mapping[str, Any] = tracer.trace.nodes
-    values = [node["value"] for node in nodes.values() if node["type"] == "sample"]
-    arrays = (v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim)
-    return runs, next(arrays, None)
+    return runs, _first_array(cast(Mapping[str, Any], tracer.trace.nodes))
 
 
 class Evaluate(Messenger):
@@ -209,11 +231,9 @@ class Evaluate(Messenger):
 
     Attributes:
         latent: Message (fn, value, scale, mask) of each latent site.
-        observed: Message of the site ``"y"``.
+        observed: Message of each observed site, and of ``"y"`` where the model runs without it.
         factors: Message of each ``pyro.factor`` statement.
-        given: Message of each other observed site: a latent site under ``pyro.condition``, what a
-            reparameterised site became.
-        f: Network output ``[N, F]``.
+        recorded: Value of each ``pyro.deterministic`` statement.
         marks: What followed the run's values through its operations, where anything did.
     """
 
@@ -226,11 +246,28 @@ class Evaluate(Messenger):
         super().__init__()
         self.values, self.params, self.output = values, params, output
         self.latent: dict[str, dict[str, Any]] = {}
-        self.observed: dict[str, Any] = {}
+        self.observed: dict[str, dict[str, Any]] = {}
         self.factors: dict[str, dict[str, Any]] = {}
-        self.given: dict[str, dict[str, Any]] = {}
-        self.f: Tensor | None = None
+        self.recorded: dict[str, Any] = {}
         self.marks: Marks | None = None
+
+    @property
+    def y(self) -> dict[str, Any]:
+        """Message of the site ``"y"``."""
+        return self.observed["y"]
+
+    @property
+    def held(self) -> dict[str, dict[str, Any]]:
+        """Message of each other observed site.
+
+        It is a latent site under ``pyro.condition``, or what a reparameterised site became.
+        """
+        return {name: msg for name, msg in self.observed.items() if name != "y"}
+
+    @property
+    def f(self) -> Tensor:
+        """Network output ``[N, F]``."""
+        return as_columns(self.recorded["f"])
 
     def sources(self, name: str, parts: Iterable[object] | None = None) -> frozenset[str]:
         """Names of the sites, and PARAMETER, that a site depends on, as the run's marks tell.
@@ -267,14 +304,12 @@ class Evaluate(Messenger):
         name = msg["name"]
         if name in self.values:
             self.latent[name] = msg
-        elif name == "y":
-            self.observed = msg
-        elif name == "f":
-            self.f = as_columns(msg["value"])
+        elif _is_deterministic(msg):
+            self.recorded[name] = msg["value"]
         elif isinstance(msg["fn"], dist.Unit):
             self.factors[name] = msg
-        elif msg["is_observed"] and not _is_deterministic(msg):
-            self.given[name] = msg
+        elif msg["is_observed"] or name == "y":
+            self.observed[name] = msg
 
 
 def total_log_prob(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> Tensor:
@@ -311,7 +346,7 @@ def held_given_latents(run: Evaluate) -> frozenset[str]:
     Args:
         run: The model, evaluated with marks.
     """
-    return frozenset(name for name, msg in run.given.items() if latents_of_density(msg, run))
+    return frozenset(name for name, msg in run.held.items() if latents_of_density(msg, run))
 
 
 def latents_of_density(msg: Mapping[str, Any], run: Evaluate) -> frozenset[str]:
@@ -343,8 +378,8 @@ def evaluate(
         store: Unconstrained start and constraint of explicit ``pyro.param`` statements.
         output: Stands in for the network output f ``[N, F]``, of which y is given.
     """
-    given = dict(params or {})
-    stated = {name: (given.pop(name, start), c) for name, (start, c) in (store or {}).items()}
+    of_module = dict(params or {})
+    stated = {name: (of_module.pop(name, start), c) for name, (start, c) in (store or {}).items()}
     evaluation = Evaluate(values, stated, output)
     with (
         poutine.block(),  # handlers around the engine are not the model's
@@ -356,12 +391,12 @@ def evaluate(
     ):
         module = module_of(model)
         named = {} if kwargs is None else dict(kwargs)
-        if module is None or not given:
+        if module is None or not of_module:
             model(*args, **named)
         elif module is model:
-            torch.func.functional_call(module, given, args, named)
+            torch.func.functional_call(module, of_module, args, named)
         else:
-            inner = {f"module.{name}": value for name, value in given.items()}
+            inner = {f"module.{name}": value for name, value in of_module.items()}
             torch.func.functional_call(_Handled(module, model), inner, args, named)
     return evaluation
 
@@ -381,9 +416,9 @@ def marked_run(
     marks = Marks(values)
     marks.put(params, PARAMETER)
     with marks.seen():
-        found = run(marks.given)
-    found.marks = marks
-    return found
+        evaluation = run(marks.values)
+    evaluation.marks = marks
+    return evaluation
 
 
 class _Handled(nn.Module):

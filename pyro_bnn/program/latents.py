@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.program.closed_forms import FAMILIES, Block, Marginal, make_index
+from pyro_bnn.program.closed_forms import FAMILIES, Marginal, PriorBlock, make_index
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Evaluate, log_prob
 from pyro_bnn.sites import Site
@@ -42,8 +42,8 @@ class ClosedForms(NamedTuple):
         sampled: The others.
     """
 
-    expected: tuple[tuple[Block, Marginal], ...]
-    sampled: tuple[Block, ...]
+    expected: tuple[tuple[PriorBlock, Marginal], ...]
+    sampled: tuple[PriorBlock, ...]
 
 
 Member = tuple[Site, Tensor, Tensor]  # loc and scale of the site's prior, each [n]
@@ -65,8 +65,8 @@ class Latents:
     def __init__(self, sites: tuple[Site, ...]) -> None:
         self.sites = sites
         self.num_latents = sites[-1].stop
-        self._found: dict[type, list[Member]] = {}
-        self._blocks: tuple[Block, ...] = ()
+        self._members: dict[type, list[Member]] = {}
+        self._blocks: tuple[PriorBlock, ...] = ()
         self._other_sites = sites
         self._closed_forms: dict[tuple[frozenset[str], Marginal], ClosedForms] = {}
         self.improper: frozenset[str] = frozenset()  # sites with a flat prior
@@ -115,7 +115,7 @@ class Latents:
         z: Tensor,
         *,
         jacobian: bool = True,
-        blocks: Sequence[Block] | None = None,
+        blocks: Sequence[PriorBlock] | None = None,
     ) -> Tensor:
         """Log p(z) ``[]`` of z ``[P]``.
 
@@ -171,10 +171,10 @@ class Latents:
         """
         key = cauchy, others
         if key not in self._closed_forms:
-            expected: list[tuple[Block, Marginal]] = []
-            sampled: list[Block] = []
+            expected: list[tuple[PriorBlock, Marginal]] = []
+            sampled: list[PriorBlock] = []
             marginals: tuple[Marginal, ...] = (others, "cauchy")
-            for family, members in self._found.items():
+            for family, members in self._members.items():
                 for marginal in marginals:
                     part = [m for m in members if (m[0].name in cauchy) == (marginal == "cauchy")]
                     if not part:
@@ -194,7 +194,7 @@ class Latents:
             probe: The model, evaluated with marks: a prior that is made of values of sites or of
                 parameters has them.
         """
-        found: dict[type, list[Member]] = {}
+        by_family: dict[type, list[Member]] = {}
         for site in self.sites:
             msg = probe.latent[site.name]
             fn = base_distribution(msg["fn"])
@@ -205,9 +205,9 @@ class Latents:
                 continue
             dtype = msg["value"].dtype
             loc, scale = (p.expand(site.shape).reshape(-1).to(dtype) for p in (fn.loc, fn.scale))
-            found.setdefault(type(fn), []).append((site, loc, scale))
-        self._found = found
-        self._blocks = tuple(_block(family, members) for family, members in found.items())
+            by_family.setdefault(type(fn), []).append((site, loc, scale))
+        self._members = by_family
+        self._blocks = tuple(_block(family, members) for family, members in by_family.items())
         self._closed_forms = {}
         self.closed_forms()
         self.improper = frozenset(
@@ -215,12 +215,12 @@ class Latents:
             for site in self.sites
             if isinstance(base_distribution(probe.latent[site.name]["fn"]), dist.ImproperUniform)
         )
-        closed = {site.name for members in found.values() for site, _, _ in members}
+        closed = {site.name for members in by_family.values() for site, _, _ in members}
         self._other_sites = tuple(site for site in self.sites if site.name not in closed)
 
 
-def _block(family: type, members: Sequence[Member]) -> Block:
-    return Block(
+def _block(family: type, members: Sequence[Member]) -> PriorBlock:
+    return PriorBlock(
         FAMILIES[family],
         make_index([slice(s.start, s.stop) for s, _, _ in members], members[0][1].device),
         _merged([loc for _, loc, _ in members]),

@@ -14,9 +14,9 @@ References:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -55,29 +55,29 @@ class LinearisedProgram(Program):
         self._values = self.constrain(self.centre)
         self._beside_f = self._check_output()
 
-    def _run(
-        self, z: Tensor | None, x: Tensor, y: Tensor | None, params: Params | None
+    def run_at(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
     ) -> Evaluate:
-        if z is None:
-            return super()._run(z, x, y, params)
-        values = self.constrain(z)
+        """The model at z ``[P]``, its f that of the tangent."""
+        values, args = self.constrain(z), self.args if args is None else args
         if not self._tangent:
+            x = args[0]
             at_centre, slope = cast(
                 tuple[Tensor, Tensor],
                 torch.func.jvp(lambda z: self._f(z, x, params), (self.centre,), (z - self.centre,)),
             )
-            return self._run_at(values, x, y, params, output=at_centre + slope)
+            return self.run(values, args, params, output=at_centre + slope)
         at_centre, jacobian = self._tangent  # [N, F] and [N, F, P]
         slope = (jacobian.flatten(0, 1) @ (z - self.centre)).reshape(at_centre.shape)
         values = {k: values[k] if k in self._beside_f else v for k, v in self._values.items()}
-        run = self._run_at(values, x, y, params, output=at_centre + slope)
+        run = self.run(values, args, params, output=at_centre + slope)
         run.latent.clear()  # they are not those of z
         return run
 
     def _f(self, z: Tensor, x: Tensor, params: Params | None) -> Tensor:
         """The network's own f ``[N, F]``."""
         with plain_attention():
-            return cast(Tensor, self._run_at(self.constrain(z), x, None, params).f)
+            return self.run(self.constrain(z), (x,), params).f
 
     def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:
         """F ``[N, F]`` and its Jacobian ``[N, F, P]`` at the point; none where that is too large.
@@ -105,8 +105,8 @@ class LinearisedProgram(Program):
         return (f, jacobian) if torch.allclose(f, by_row, ROUNDING, ROUNDING * scale) else ()
 
     @contextmanager
-    def given(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:
-        """Take what :meth:`for_all_draws` gave for these rows."""
+    def reusing(self, of_rows: tuple[Tensor, ...]) -> Iterator[None]:
+        """Inside, functions of these rows use what :meth:`for_all_draws` computed of them."""
         before, self._tangent = self._tangent, of_rows
         try:
             yield
@@ -114,7 +114,7 @@ class LinearisedProgram(Program):
             self._tangent = before
 
     def _check_predictive(self, params: Params | None) -> None:
-        with self.given(()):  # it is of other rows
+        with self.reusing(()):  # it is of other rows
             super()._check_predictive(params)
 
     def _check_output(self) -> frozenset[str]:
@@ -126,19 +126,17 @@ class LinearisedProgram(Program):
         Raises:
             ModelError: If it does not.
         """
-        x, y = self.example
+        rows = self.example
         with torch.no_grad():
-            f = self._f(self.centre, x, None)
+            f = self._f(self.centre, rows.x, None)
             other = f + 1 + f.abs() * torch.arange(1, f.shape[-1] + 1).to(f)
-            run = marked_run(
-                lambda values: self._run_at(values, x, y, None, output=f), self._values, ()
-            )
-            moved = self._run_at(self._values, x, y, None, output=other)
-        parts, others = (tensors_of(of.observed["fn"]) for of in (run, moved))
+            run = marked_run(lambda values: self.run(values, rows, output=f), self._values, ())
+            moved = self.run(self._values, rows, output=other)
+        parts, others = (tensors_of(of.y["fn"]) for of in (run, moved))
         if all(map(torch.equal, parts, others)):  # densities are 0 where rows are masked
             raise ModelError(
                 "the network cannot be linearised, as y does not depend on the recorded f: use "
                 'what it returns, as in f = pyro.deterministic("f", f), or take '
                 'predictive="weights"'
             )
-        return latents_of_density(run.observed, run) | run.sources("y", parts)
+        return latents_of_density(run.y, run) | run.sources("y", parts)

@@ -26,23 +26,29 @@ def input_dtype(model: Model, x: Tensor, dtype: torch.dtype, device: torch.devic
 
 def dtype_and_device(model: Model, x: Tensor) -> tuple[torch.dtype, torch.device]:
     """Of the model's first floating tensor, parameter, buffer or prior; else of what it samples."""
-    if (inner := module_of(model)) is not None:
-        tensors = [*inner.parameters(), *inner.buffers()]
-        for module in inner.modules():
-            own = module.__dict__.get("_pyro_samples", {}).values()  # priors given by PyroSample
-            tensors += tensors_of([getattr(module, "distribution", None), *own])
-        if (first := next((t for t in tensors if t.is_floating_point()), None)) is not None:
-            return first.dtype, first.device
-    if (found := tried(model, x[:1])[1]) is not None:
-        return found.dtype, found.device
-    return torch.get_default_dtype(), x.device
+    first = first_tensor(model)
+    if first is None:
+        first = tried(model, x[:1])[1]
+    return (torch.get_default_dtype(), x.device) if first is None else (first.dtype, first.device)
+
+
+def first_tensor(model: Model) -> Tensor | None:
+    """The first floating parameter, buffer or number of a prior of a module; None of a function."""
+    module = module_of(model)
+    if module is None:
+        return None
+    tensors = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        priors = part.__dict__.get("_pyro_samples", {}).values()  # as PyroSample states them
+        tensors += tensors_of([getattr(part, "distribution", None), *priors])
+    return next((t for t in tensors if t.is_floating_point()), None)
 
 
 def store_params(
     model: Model, messages: Mapping[str, Mapping[str, object]]
 ) -> dict[str, tuple[Tensor, constraints.Constraint]]:
     """Explicit ``pyro.param`` statements: unconstrained start value and constraint, by name."""
-    own = {id(p) for p in parameters_of(model).values()}
+    of_module = {id(p) for p in parameters_of(model).values()}
     params = {}
     for name, msg in messages.items():
         value = cast(Tensor, msg["value"])
@@ -50,7 +56,7 @@ def store_params(
             "constraint", constraints.real
         )
         leaf = value.unconstrained() if hasattr(value, "unconstrained") else value
-        if id(value) in own or id(leaf) in own:
+        if id(value) in of_module or id(leaf) in of_module:
             continue
         if "$$$" in name:
             raise ModelError(

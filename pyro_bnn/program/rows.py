@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -98,8 +98,8 @@ class FewRows:
         """
         all_rows = torch.arange(len(self._places), device=self._places.device)
         sizes = self.some[0].flatten(1).float().square().sum(1)
-        known = all_rows[self._places < len(cast(Tensor, many.f))]
-        among_many = [cast(Tensor, many.f)[self._places[known]]]
+        known = all_rows[self._places < len(many.f)]
+        among_many = [many.f[self._places[known]]]
         pairs = [(all_rows[:1], _of_rows(first)), (known, among_many)]
         # what is divided by the largest of several rows is another one where this is left out
         for rows in (all_rows[1:-1].flip(0), sizes.argmin()[None], sizes.argmax()[None]):
@@ -137,7 +137,7 @@ class FewRows:
         Warns:
             BNNWarning: Names the layer that ends such a network, and what to do.
         """
-        fn = base_distribution(self.whole.observed["fn"])
+        fn = base_distribution(self.whole.y["fn"])
         is_of_classes = isinstance(fn, dist.Categorical | dist.Bernoulli)
         if not is_of_classes or not _are_logits(self.whole.f, fn):
             return
@@ -146,7 +146,7 @@ class FewRows:
             runs = self.whole, *(self.at(self.constrain(z)) for z in (far, -far))
         if not all(run is not None and _are_probabilities(run.f) for run in runs):
             return
-        sums = cast(Tensor, self.whole.f).reshape(fn.logits.shape).sum(-1)
+        sums = self.whole.f.reshape(fn.logits.shape).sum(-1)
         is_softmax = isinstance(fn, dist.Categorical) and bool(((sums - 1).abs() < ROUNDING).all())
         layer = "Softmax" if is_softmax else "Sigmoid"
         takes = "Categorical(probs=f)" if isinstance(fn, dist.Categorical) else "Bernoulli(f)"
@@ -155,7 +155,7 @@ class FewRows:
             f"logits, so that no class can be nearly sure: leave out the {layer} at the end of the "
             f"network, or write {takes} in a model of your own",
             BNNWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
 
     def moved(self) -> Tensor:
@@ -183,7 +183,6 @@ class FewRows:
 
 def _of_rows(run: Evaluate) -> list[Tensor]:
     """Network output ``[N, F]`` and the log density of each row ``[N]``."""
-    assert run.f is not None
     return [run.f.detach(), densities(run).detach()]
 
 
@@ -193,7 +192,7 @@ def densities(run: Evaluate) -> Tensor:
     Raises:
         ModelError: If there are weights, or a mask, of other rows.
     """
-    msg, shape = run.observed, run.observed["fn"].batch_shape
+    msg, shape = run.y, run.y["fn"].batch_shape
     scale, weights = scale_of_rows(msg)
     for handler, value in (("scale", weights), ("mask", msg["mask"])):
         if isinstance(value, Tensor) and value.shape not in (torch.Size([]), (1,), shape):
@@ -205,18 +204,18 @@ def densities(run: Evaluate) -> Tensor:
     return log_prob(msg) * (scale / scale_of_plate(msg) if weights is None else weights)
 
 
-def _are_logits(f: Tensor | None, fn: Any) -> bool:
+def _are_logits(f: Tensor, fn: Any) -> bool:
     """Whether the logits of a distribution are f itself."""
-    if f is None or fn.logits.numel() != f.numel():
+    if fn.logits.numel() != f.numel():
         return False
     own = f.reshape(fn.logits.shape)
     own = own.log_softmax(-1) if isinstance(fn, dist.Categorical) else own
     return _are_close(fn.logits, own, ROUNDING)
 
 
-def _are_probabilities(f: Tensor | None) -> bool:
+def _are_probabilities(f: Tensor) -> bool:
     """Whether numbers, not all 0, lie between 0 and 1."""
-    return f is not None and bool(((f >= 0) & (f <= 1)).all() & (f > 0).any())
+    return bool(((f >= 0) & (f <= 1)).all() & (f > 0).any())
 
 
 def _shaken(values: Tensor) -> Tensor:

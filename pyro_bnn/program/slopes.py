@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -110,7 +109,7 @@ def _stays(few: FewRows, name: str, slope: Tensor, moved: Tensor) -> bool:
     run = few.at({name: some.view_as(value)})
     if run is None or float((densities(run) - rows).abs().sum()) >= SHARE * said:
         return False
-    f = cast(Tensor, few.whole.f).detach()
+    f = few.whole.f.detach()
     rounded = f * (1 + NUM_ROUNDINGS * torch.finfo(f.dtype).eps)
     run = few.at({}, rounded)  # f of 1e6 in float32 has no steps as small as these
     return run is not None and float((densities(run) - rows).abs().sum()) < said

@@ -32,7 +32,7 @@ class Batch(NamedTuple):
         return Batch(x, y)
 
 
-class OwnNoise(NamedTuple):
+class EntryNoise(NamedTuple):
     """Independent Gaussians that z has once the noise that its entries share is drawn.
 
     Attributes:
@@ -57,7 +57,7 @@ class GuideTerms(NamedTuple):
         marginals: Marginals of q where they are of a known family, or None.
         kl_scale: Factor of the KL.
         weights: Weights ``[D]`` of the draws, which sum to 1; None for equal ones.
-        own: What is left of the draws' noise to each entry alone, or None.
+        entry_noise: What is left of the draws' noise to each entry alone, or None.
     """
 
     z: Tensor
@@ -66,7 +66,7 @@ class GuideTerms(NamedTuple):
     marginals: Marginals | None = None
     kl_scale: float = 1.0
     weights: Tensor | None = None
-    own: OwnNoise | None = None
+    entry_noise: EntryNoise | None = None
 
 
 class GuideLike(Protocol):

@@ -7,13 +7,13 @@ from pyro_bnn.report.evaluation.account import Account, account
 from pyro_bnn.report.ladder.reference import reference
 from pyro_bnn.report.saved.compare_files import compare_files
 from pyro_bnn.report.splits.compare_runs import RepeatedComparison, compare_runs
-from pyro_bnn.report.splits.run import Run
+from pyro_bnn.report.splits.run import SplitRun
 
 __all__ = [
     "Account",
     "Comparison",
     "RepeatedComparison",
-    "Run",
+    "SplitRun",
     "Trust",
     "account",
     "check_writable",
@@ -23,3 +23,9 @@ __all__ = [
     "reference",
     "trust",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Run":  # the name of `SplitRun` in version 0.1
+        return SplitRun
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,8 +14,9 @@ from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidenc
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.tables.metrics import METRICS
 from pyro_bnn.report.tables.table import make_table
-from pyro_bnn.report.verdicts.answer import Answer, answer
-from pyro_bnn.report.verdicts.facts import Facts
+from pyro_bnn.report.verdicts.answer import answer
+from pyro_bnn.report.verdicts.merits import Merits
+from pyro_bnn.report.verdicts.statement import Answer
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 from pyro_bnn.report.verdicts.verdicts import lost_verdicts, verdicts
 
@@ -92,7 +93,7 @@ class Evaluations:
     @cached_property
     def answer(self) -> Answer:
         """Which posterior to use, why, what it costs, and what would change that."""
-        return answer(Facts(self._judged, self.ranking, self.findings))
+        return answer(Merits(self._judged, self.ranking, self.findings))
 
     @property
     def verdicts(self) -> list[str]:

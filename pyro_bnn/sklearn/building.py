@@ -26,10 +26,10 @@ def make_engine(method: Any, options: Mapping[str, Any]) -> Engine[Any]:
         OptionError: If the method is none of these, needs more than a name, or has no such option.
         UnknownNameError: If there is no method of this name; suggests the nearest.
     """
-    given = {name: plain(value) for name, value in options.items() if value is not None}
+    is_set = {name: plain(value) for name, value in options.items() if value is not None}
     cls: Any = find("method", method, known_methods()) if isinstance(method, str) else method
     if isinstance(cls, type) and issubclass(cls, Guide):
-        given, cls = {"guide": cls, **given}, SVI
+        is_set, cls = {"guide": cls, **is_set}, SVI
     if not isinstance(cls, Engine) and not (isinstance(cls, type) and issubclass(cls, Engine)):
         raise OptionError(
             "method is a name such as 'auto-normal' or 'nuts', a guide class, or an engine such as "
@@ -38,18 +38,18 @@ def make_engine(method: Any, options: Mapping[str, Any]) -> Engine[Any]:
     kind: Any = cls
     fields = {field.name: field for field in dataclasses.fields(kind)}
     name = cls.__name__ if isinstance(cls, type) else type(cls).__name__
-    for option in given:
+    for option in is_set:
         if option not in fields:
             raise OptionError(
                 f"{option} would have no effect, as {name} has the options {', '.join(fields)}: "
                 "leave it at None"
             )
     if not isinstance(cls, type):
-        return cast("Engine[Any]", dataclasses.replace(kind, **given))
+        return cast("Engine[Any]", dataclasses.replace(kind, **is_set))
     for option, field in fields.items():
-        if field.default is dataclasses.MISSING and option not in given:
+        if field.default is dataclasses.MISSING and option not in is_set:
             raise OptionError(f"{name} needs {option}: pass the engine, as in {name}({option}=...)")
-    return cast("Engine[Any]", kind(**given))
+    return cast("Engine[Any]", kind(**is_set))
 
 
 def make_likelihood(likelihood: Any, num_classes: int | None = None) -> Likelihood:

@@ -127,9 +127,11 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         target_names: Sequence[str] | None = None,
     ) -> Self:
         """Standardise the rows, and run the engine."""
-        own = {name: getattr(self, name) for name in ("num_steps", "learning_rate", "batch_size")}
-        given = {name: value for name, value in own.items() if value is not None}
-        engine = make_engine(self.method, {**(self.engine_options or {}), **given})
+        options = {
+            name: getattr(self, name) for name in ("num_steps", "learning_rate", "batch_size")
+        }
+        is_set = {name: value for name, value in options.items() if value is not None}
+        engine = make_engine(self.method, {**(self.engine_options or {}), **is_set})
         rows = Dataset(
             to_tensor(x, "X"),
             to_tensor(y, "y"),

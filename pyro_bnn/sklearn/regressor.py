@@ -153,8 +153,8 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
         if quantiles is not None:
             if return_std:
                 raise OptionError("return_std is beside the mean: leave it out beside quantiles")
-            found = self.predict_quantiles(X, [*np.atleast_1d(quantiles).tolist()])
-            return found[..., 0] if np.ndim(quantiles) == 0 else found
+            quantile = self.predict_quantiles(X, [*np.atleast_1d(quantiles).tolist()])
+            return quantile[..., 0] if np.ndim(quantiles) == 0 else quantile
         predicted = self.predictive(X)
         if not return_std:
             return self._columns(predicted.mean)
@@ -179,8 +179,8 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
         Raises:
             OptionError: If a level is not between 0 and 1.
         """
-        found = self.predictive(X).quantile(list(quantiles))  # [Q, N, O]
-        return self._columns(found.permute(1, 2, 0))
+        quantile = self.predictive(X).quantile(list(quantiles))  # [Q, N, O]
+        return self._columns(quantile.permute(1, 2, 0))
 
     def sample_y(
         self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0
@@ -198,8 +198,8 @@ class BNNRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc]
         Raises:
             OptionError: If ``n_samples`` is no positive integer, or more than there are.
         """
-        found = self._sample(X, n_samples, random_state)
-        return found[:, 0] if self._is_one_target else found
+        samples = self._sample(X, n_samples, random_state)
+        return samples[:, 0] if self._is_one_target else samples
 
     def _columns(self, values: torch.Tensor) -> NDArray[np.float64]:
         found = _array(values)  # [N, O, ...]

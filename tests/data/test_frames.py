@@ -12,11 +12,11 @@ from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from pyro_bnn.data import Split, from_frame
-from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.frames import encoded
 from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.sklearn import BNNRegressor
+from tests.rows import read_csv
 
 NUM_ROWS = 40
 

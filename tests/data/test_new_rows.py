@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.new_rows import read_new_rows
 from pyro_bnn.data.split import Column
 from pyro_bnn.errors import DataError, UnknownNameError
+from tests.rows import read_csv
 
 DOUBLE = torch.float64
 COLUMNS = (Column("age"), Column("town", ("01", "Oslo", "Rome")), Column("smoker"))
@@ -128,6 +128,16 @@ def test_a_class_that_the_fit_has_not_seen(path: Path) -> None:
     )
     with pytest.raises(DataError, match=expected):
         read_new_rows(path, COLUMNS[:1], "kind", ("ill", "well"))
+
+
+@pytest.mark.parametrize("names", [("0", "1"), ("False", "True")])
+def test_truth_values_are_zero_and_one_in_a_target_as_in_the_fit(
+    path: Path, names: tuple[str, ...]
+) -> None:
+    path.write_text("age,sold\n1,True\n2,1\n3,0\n4,FALSE\n5,1.0\n")
+    y = read_new_rows(path, COLUMNS[:1], "sold", names).y
+    assert y is not None
+    assert y.tolist() == [1, 1, 0, 0, 1]
 
 
 def test_a_missing_file(path: Path) -> None:

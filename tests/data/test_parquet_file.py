@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.testing import assert_close
 
 from pyro_bnn.data import load
 from pyro_bnn.errors import DataError, OptionError
@@ -143,6 +144,19 @@ def test_a_file_without_columns_and_categories_of_bytes_are_refused(tmp_path: Pa
         load(path)
     pd.DataFrame({"a": pd.Categorical([b"x", b"y"] * 9), "y": np.arange(18.0)}).to_parquet(path)
     with pytest.raises(DataError, match=r"column 'a' is of type dictionary.*binary"):
+        load(path)
+
+
+def test_columns_are_told_apart_where_one_name_begins_another_or_is_another(tmp_path: Path) -> None:
+    pyarrow, path = pytest.importorskip("pyarrow"), tmp_path / "t.parquet"
+    pq, columns = pytest.importorskip("pyarrow.parquet"), [np.arange(9.0) + i for i in range(3)]
+    pq.write_table(pyarrow.table(columns, names=["a.b", "a", "a.b.c"]), path)
+    x, y = load(path).train.raw()
+    ones = torch.ones(len(x), dtype=torch.float64)
+    assert_close(x[:, 1] - x[:, 0], ones, rtol=1e-5, atol=0)
+    assert_close(y - x[:, 0], 2 * ones, rtol=1e-5, atol=0)
+    pq.write_table(pyarrow.table(columns, names=["a", "b", "a"]), path)
+    with pytest.raises(DataError, match="a header in which several columns are called 'a'"):
         load(path)
 
 

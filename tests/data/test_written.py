@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from pyro_bnn.data import from_frame, load
-from pyro_bnn.data.csv_file import read_csv
 from pyro_bnn.data.frames import encoded
 from pyro_bnn.data.new_rows import read_new_rows
 from pyro_bnn.data.split import Column
-from pyro_bnn.data.written import are_codes, are_dates, marks
+from pyro_bnn.data.written import are_dates, marks, padded_codes
 from pyro_bnn.errors import DataError
+from tests.rows import read_csv
 
 MARKS = {
     "%": ["5%", "7 %", "10%"],
@@ -166,7 +166,7 @@ def _single(path: Path, values: list[str]) -> Path:
 def test_zeros_that_numbers_have_are_no_codes(tmp_path: Path, values: list[str]) -> None:
     found = read_csv(_single(tmp_path / "t.csv", values), target="y").data.x[:, 0]
     assert found.tolist() == [float(value) for value in values]
-    assert not are_codes(values)
+    assert not padded_codes(values)
 
 
 @pytest.mark.parametrize("blank", [" ", "  ", "\t", "\u00a0"])

@@ -28,7 +28,7 @@ def with_marginals(*parts: Any) -> Any:
 
 
 def test_components_are_averaged_and_cauchy_sites_are_cauchy() -> None:
-    estimands = Estimands(Program(LINEAR, X, Y), X, weights=False, own=None)
+    estimands = Estimands(Program(LINEAR, X, Y), X, weights=False, extra=None)
     loc = torch.tensor([[0.0, 1.0], [2.0, -1.0]], dtype=torch.float64)  # of w, b
     scale = torch.tensor([[1.0, 0.5], [3.0, 2.0]], dtype=torch.float64)
     truth = torch.tensor([0.7, 0.2], dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_components_are_averaged_and_cauchy_sites_are_cauchy() -> None:
 
 def test_values_and_names_follow_the_sites() -> None:
     given = problem("mixed")
-    estimands = Estimands(given.program, given.x, weights=True, own=None)
+    estimands = Estimands(given.program, given.x, weights=True, extra=None)
     assert estimands.names == (
         *("f(x[0])", "f(x[6])", "f(x[13])", "f(x[19])", "noise", "rate"),
         *("w[0,0]", "w[1,0]", "w[2,0]", "z of mixing[0]", "z of mixing[1]"),
@@ -80,7 +80,7 @@ def test_a_value_that_falls_with_z_has_no_closed_form() -> None:
             sampled: Tensor = pyro.sample("y", dist.Normal(f, x.new_ones(())).to_event(1), obs=y)
         return sampled
 
-    estimands = Estimands(Program(model, X, Y), X, weights=True, own=None)
+    estimands = Estimands(Program(model, X, Y), X, weights=True, extra=None)
     assert estimands.names[4:] == ("slope",)
     one = torch.ones(1, dtype=torch.float64)
     assert estimands.exact(with_marginals(one, one), one) == {}

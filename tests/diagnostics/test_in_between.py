@@ -18,7 +18,7 @@ from pyro_bnn.diagnostics import (
     overconfidence,
     segment,
 )
-from pyro_bnn.diagnostics.mean_field.in_between import Layer
+from pyro_bnn.diagnostics.mean_field.in_between import LinearLayer
 from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import GuidePosterior, Posterior
@@ -74,10 +74,10 @@ def test_moments_are_those_of_draws(guide: type[Guide]) -> None:
 
 def test_without_hidden_variance_it_is_a_linear_model_of_the_units() -> None:
     hidden, output = (
-        Layer(normal(5, 2, seed=2), normal(5, seed=3)),
-        Layer(*[normal(1, 5, seed=4), normal(1, seed=5)]),
+        LinearLayer(normal(5, 2, seed=2), normal(5, seed=3)),
+        LinearLayer(*[normal(1, 5, seed=4), normal(1, seed=5)]),
     )
-    none = Layer(torch.zeros(5, 2).double(), torch.zeros(5).double())
+    none = LinearLayer(torch.zeros(5, 2).double(), torch.zeros(5).double())
     spread = output.squared()
     net = MeanFieldNet(hidden, none, output, spread)
     units = (X @ hidden.weight.T + hidden.bias).relu()
@@ -89,8 +89,11 @@ def test_without_hidden_variance_it_is_a_linear_model_of_the_units() -> None:
 def test_of_the_prior_it_is_the_kernel_of_infinite_width() -> None:
     # independent zero-mean weights, summed over units: one hidden layer has it at any width
     model = mlp(9, prior=priors.Normal(0.5))
-    zero = [Layer(torch.zeros(n, m).double(), torch.zeros(n).double()) for n, m in ((9, 2), (1, 9))]
-    quarter = [Layer(layer.weight + 0.25, layer.bias + 0.25) for layer in zero]
+    zero = [
+        LinearLayer(torch.zeros(n, m).double(), torch.zeros(n).double())
+        for n, m in ((9, 2), (1, 9))
+    ]
+    quarter = [LinearLayer(layer.weight + 0.25, layer.bias + 0.25) for layer in zero]
     net = MeanFieldNet(zero[0], quarter[0], zero[1], quarter[1])
     torch.testing.assert_close(net.variance(X)[:, 0], NNGP(model).variance(X), rtol=1e-12, atol=0)
 
@@ -105,7 +108,7 @@ def random_net(seed: int, num_inputs: int, num_units: int = 4) -> MeanFieldNet:
     for i, (units, inputs) in enumerate(sizes):
         values = normal(units, inputs + 1, seed=4 * seed + i)
         values = values.exp() ** 2 if i % 2 else 3 * values
-        layers.append(Layer(values[:, :-1], values[:, -1]))
+        layers.append(LinearLayer(values[:, :-1], values[:, -1]))
     return MeanFieldNet(*layers)
 
 
@@ -126,8 +129,11 @@ def test_random_mean_field_nets_obey_the_bound_and_come_near_it() -> None:
 
 
 def test_output_noise_alone_reaches_half_the_bound() -> None:
-    zero = [Layer(torch.zeros(n, m).double(), torch.zeros(n).double()) for n, m in ((3, 1), (1, 3))]
-    bias_only = Layer(zero[1].weight, torch.ones(1).double())
+    zero = [
+        LinearLayer(torch.zeros(n, m).double(), torch.zeros(n).double())
+        for n, m in ((3, 1), (1, 3))
+    ]
+    bias_only = LinearLayer(zero[1].weight, torch.ones(1).double())
     net = MeanFieldNet(zero[0], zero[0], zero[1], bias_only)  # Var f = 1 everywhere
     assert bound_ratio(net.variance(LINE), LINE).tolist() == [0.5]
 

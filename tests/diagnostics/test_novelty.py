@@ -37,7 +37,7 @@ def test_distances_and_p_values_by_definition() -> None:
     np.fill_diagonal(own, np.inf)
     own = own.min(1)
     assert_allclose(novelty.distance(new), distance, rtol=1e-12)
-    assert_allclose(novelty.own, np.sort(own), rtol=1e-12)
+    assert_allclose(novelty.training_distance, np.sort(own), rtol=1e-12)
     expected = [(1 + (own >= d).sum()) / 51 for d in distance]
     assert_allclose(novelty.p_value(distance), expected, rtol=1e-12)
     assert 1 / 51 <= min(expected) < 0.1 < max(expected)
@@ -136,7 +136,7 @@ def test_two_categories_count_as_a_column_of_zeros_and_ones() -> None:
     text = np.stack([number, ~is_rome, is_rome], 1)
     truth, text = ((x - x.mean(0)) / x.std(0) for x in (truth, text))
     as_truth, as_text = Novelty(truth[:60]), Novelty(text[:60], sizes=(1, 2))
-    assert_allclose(as_text.own, as_truth.own, rtol=1e-12)
+    assert_allclose(as_text.training_distance, as_truth.training_distance, rtol=1e-12)
     distance = as_truth.distance(truth[60:])
     assert_allclose(as_text.distance(text[60:]), distance, rtol=1e-12)
     assert distance.min() > 1
@@ -166,10 +166,10 @@ def test_a_value_in_single_precision_is_the_same_value(value: float) -> None:
     assert (single[:, 1] != value).all()
     assert_array_equal(Novelty(double).distance(single), np.zeros(40))
     mixed = np.where(np.arange(40)[:, None] == 5, single, double)  # no row is alone for that
-    assert np.isfinite(Novelty(mixed).own).all()
+    assert np.isfinite(Novelty(mixed).training_distance).all()
     assert np.isinf(Novelty(mixed).distance(double + 1)).all()
     mixed[7, 1] += 1  # this one is
-    assert_array_equal(np.isinf(Novelty(mixed).own), np.arange(40) == 39)
+    assert_array_equal(np.isinf(Novelty(mixed).training_distance), np.arange(40) == 39)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -177,11 +177,11 @@ def test_a_training_row_that_is_alone_in_an_input_is_infinitely_far_from_the_oth
     sign: float,
 ) -> None:
     train = np.stack([np.linspace(-1, 1, 40), sign * (np.arange(40) == 5)], 1)
-    assert_array_equal(np.isinf(Novelty(train).own), np.arange(40) == 39)
+    assert_array_equal(np.isinf(Novelty(train).training_distance), np.arange(40) == 39)
     train[6, 1] = sign  # now two rows have it
-    assert np.isfinite(Novelty(train).own).all()
+    assert np.isfinite(Novelty(train).training_distance).all()
     train[6, 1] = 2 * sign  # or the others differ among each other
-    assert np.isfinite(Novelty(train).own).all()
+    assert np.isfinite(Novelty(train).training_distance).all()
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 1), (3, 0), (4, -1)])

@@ -19,14 +19,14 @@ from pyro_bnn.diagnostics import (
     product_draws,
     product_moments,
 )
-from pyro_bnn.diagnostics.mean_field.product_matrix import Layer
+from pyro_bnn.diagnostics.mean_field.product_matrix import WeightMoments
 from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.guides import Guide
 from pyro_bnn.models import DeepLinear
 from pyro_bnn.posterior import GuidePosterior, Posterior
 
 
-def mean_field(sizes: tuple[int, ...], seed: int = 0, loc: float = 1.0) -> list[Layer]:
+def mean_field(sizes: tuple[int, ...], seed: int = 0, loc: float = 1.0) -> list[WeightMoments]:
     """Layers with means from N(0, loc^2) and sds in [0.2, 1.2]."""
     generator = torch.Generator().manual_seed(seed)
     return [

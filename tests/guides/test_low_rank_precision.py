@@ -12,8 +12,7 @@ from torch.testing import assert_close
 from pyro_bnn import models
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
-from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank
-from pyro_bnn.infer.natural.slang import largest
+from pyro_bnn.infer.curvature.precision import Dense, Diagonal, LowRank, largest
 from tests.guides.exact import assert_svi_reaches
 from tests.oracle import linear_gaussian
 

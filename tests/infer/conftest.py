@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import chains as chains_module
 from tests.conftest import capturing_nothing
 from tests.infer.drive import uncaptured_step
 from tests.oracle import LinearGaussian, linear_gaussian
@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains whose step is not recorded as a graph."""
-    monkeypatch.setattr(lockstep_module, "Captured", uncaptured_step)
+    monkeypatch.setattr(chains_module, "Captured", uncaptured_step)
 
 
 @pytest.fixture

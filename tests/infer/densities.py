@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.steps.potentials import Potential
 
 
 @dataclass(frozen=True)

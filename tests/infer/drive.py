@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured
-from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 from tests.infer.densities import Density
 
 

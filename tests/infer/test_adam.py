@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_bnn.infer.svi.adam import Adam, PlainAdam, clip
+from pyro_bnn.infer.steps.adam import Adam, PlainAdam, clip
 
 SHAPES = [(3, 2), (4,), ()]
 RATE = 0.03

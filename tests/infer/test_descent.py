@@ -12,7 +12,7 @@ import torch
 from pyro.optim import Adam  # type: ignore[attr-defined]  # made at import time
 
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule
+from pyro_bnn.infer.steps.descent import Descent, MakeOptimizer, Schedule
 
 
 def descent(parameters: list[torch.Tensor], **options: Any) -> Descent:

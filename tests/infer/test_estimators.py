@@ -82,7 +82,7 @@ def gradients(scale: float | None, names: Sequence[str]) -> dict[str, Gradients]
             Minibatches(batch, None, 0),
         )
         run = Training(svi, program, guide, 0, batches=batches)
-        drawn = [run._draw_noise(0, BATCH) for _ in range(2 if name == "analytic" else NUM_DRAWS)]
+        drawn = [run.loss.draw(0, BATCH) for _ in range(2 if name == "analytic" else NUM_DRAWS)]
         noise = [torch.stack(values) for values in zip(*drawn, strict=True)]
         found[name] = Gradients(*torch.func.vmap(functools.partial(gradient, run, batch))(*noise))
     return found
@@ -92,7 +92,7 @@ def gradient(run: Training, batch: Batch, *noise: Tensor) -> tuple[Tensor, Tenso
     """Minus the ELBO and its gradient at the noise of one step."""
 
     def loss(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        value, _ = run._loss(parameters, (*noise, *batch, batch.x.new_ones(())))
+        value, _ = run.loss(parameters, (*noise, *batch, batch.x.new_ones(())))
         return value, value
 
     start = [parameter.detach() for parameter in run.parameters]

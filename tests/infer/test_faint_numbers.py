@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import SVI, guides, likelihoods, models
-from pyro_bnn.infer.svi import adam, descent
-from pyro_bnn.infer.svi.adam import without_traces
+from pyro_bnn.infer.steps import adam, descent
+from pyro_bnn.infer.steps.adam import without_traces
 from pyro_bnn.infer.svi.training import Training
 
 TINY = torch.finfo(torch.float32).tiny  # smallest normal number

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn import SVI, guides, registry
-from pyro_bnn.capture.c_library import compile_c
+from pyro_bnn.capture.c.library import compile_c
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
 from pyro_bnn.posterior import GuidePosterior
 from pyro_bnn.program import Program

@@ -10,7 +10,7 @@ import torch
 
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import HMC
-from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws, quick
 from tests.infer.drive import uncaptured_step
@@ -25,7 +25,7 @@ SMALL = HMC(num_chains=3, warmup_steps=6, num_samples=5, num_steps=4, compile=Fa
 def posterior(oracle: LinearGaussian) -> DrawsPosterior:
     """Of plain steps; captured ones are those of a chain for each data set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep_module, "Captured", uncaptured_step)
+        patch.setattr(chains_module, "Captured", uncaptured_step)
         return EXACT.run(oracle.model, (oracle.x, oracle.y), progress=False)
 
 

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from pyro_bnn import arviz_io
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
-from pyro_bnn.infer.mcmc.leapfrog import Potential
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.chains import in_lockstep
+from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
+from pyro_bnn.infer.steps.potentials import Potential
 from tests.infer import densities
 from tests.infer.densities import autoregressive, eight_schools, funnel, gaussian, rotated
 from tests.infer.drive import normal
@@ -49,18 +50,15 @@ def sampled(
 ) -> Result:
     """A run with warm-up of chains that start at draws from N(0, 2^2 I)."""
     starts = 2 * normal(num_chains, num_latents, seed=1)
-    chains = Lockstep(
+    chains = in_lockstep(
         kernel,
-        potential,
-        (),
+        Energy(potential),
         starts,
         first_mass(potential(starts)[1], kind),
         limit=limit,
         target_accept=target_accept,
         seed=0,
-        name="a density",
-        compiled=True,
-        strict=True,
+        graphs=Graphs("a density", compiled=True, strict=True),
     )
     run = Sampling(
         chains,

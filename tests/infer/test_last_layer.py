@@ -118,7 +118,7 @@ def test_beside_a_point_estimate_nothing_is_random() -> None:
     for seed in range(2):
         noise = guide.draw_noise(1, torch.Generator().manual_seed(seed))
         rest = (noise, X, Y.unsqueeze(-1), torch.ones(()).double())
-        losses.append(float(run._loss(run.parameters, rest)[0].detach()))
+        losses.append(float(run.loss(run.parameters, rest)[0].detach()))
     assert losses[0] == losses[1]
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_bnn.infer.mcmc.leapfrog import Point, Potential, energy_error, kinetic, leapfrog
+from pyro_bnn.infer.mcmc.leapfrog import Point, energy_error, kinetic, leapfrog
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 from tests.infer import naive_nuts
 from tests.infer.densities import banana, scales, with_gradient
 from tests.infer.drive import diagonal, low_rank, normal, uniform

@@ -10,8 +10,9 @@ import torch
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import hmc_kernel
+from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.length_search import FIRST, MOST, LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampling, first_mass
@@ -113,18 +114,15 @@ def test_on_a_gaussian_the_time_of_a_trajectory_is_that_of_the_closed_form() -> 
     """Of a standard normal 1.29, whatever the scales, which the mass matrix takes away."""
     density = scales(*torch.logspace(-1, 1, 40).tolist())
     starts = density.draws(32, seed=1)
-    chains = Lockstep(
+    chains = in_lockstep(
         hmc_kernel,
-        density.potential,
-        (),
+        Energy(density.potential),
         starts,
         first_mass(density.potential(starts)[1], "diagonal"),
         limit=MOST,
         target_accept=0.98,  # of steps so short that an energy error does not matter
         seed=0,
-        name="a density",
-        compiled=False,
-        strict=True,
+        graphs=Graphs("a density", compiled=False, strict=True),
     )
     run = Sampling(
         chains,

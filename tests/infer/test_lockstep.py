@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.errors import CaptureError, FileFormatError
+from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
 from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.leapfrog import Start
-from pyro_bnn.infer.mcmc.lockstep import UNIFORM_STEPS, Lockstep
+from pyro_bnn.infer.mcmc.lockstep import UNIFORM_STEPS, Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 
 KERNELS = pytest.mark.parametrize(("kernel", "limit"), [(nuts_kernel, 64), (hmc_kernel, 4)])
@@ -35,12 +37,11 @@ def lockstep(
         "limit": 64,
         "target_accept": 0.8,
         "seed": 0,
-        "name": "the step",
-        "compiled": False,
-        "strict": False,
         **options,
     }
-    return Lockstep(kernel, potential, inputs, starts, mass, **given)
+    energy = Energy(potential, inputs, given.pop("by_chain", ()))
+    how = {name: given.pop(name) for name in Graphs._fields if name in given}
+    return in_lockstep(kernel, energy, starts, mass, graphs=Graphs("the step", **how), **given)
 
 
 def standard(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +164,7 @@ def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: 
     loc = 1000 * torch.arange(6.0, dtype=torch.float64)[:, None]
     sd = torch.ones_like(loc)
     chains = lockstep(
-        kernel, around, loc.expand(-1, P).clone(), loc, sd, limit=limit, own_inputs=(0, 1)
+        kernel, around, loc.expand(-1, P).clone(), loc, sd, limit=limit, by_chain=(0, 1)
     )
     chains.restart(chains.mass, limit=limit)
     for kept in ([0, 1, 2, 3, 4, 5], [5, 1, 3], [0, 2]):
@@ -190,7 +191,7 @@ def test_chains_keep_their_own_data_when_others_are_dropped(kernel: Any, limit: 
 def test_dropping_chains_needs_no_other_compilation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lockstep_module, "FEW_CHAINS", 5)
+    monkeypatch.setattr(chains_module, "FEW_CHAINS", 5)
     chains = lockstep(nuts_kernel, standard, torch.ones(6, P), compiled=True)
     graphs = chains._captured._by_rows
     assert chains.serves(3)
@@ -217,11 +218,11 @@ def test_chains_are_dropped_where_no_uniform_number_is_left() -> None:
 @pytest.mark.slow("about a second")
 @pytest.mark.usefixtures("interpreted")
 def test_few_chains_have_a_graph_of_their_own_number_and_go_along_to_the_end() -> None:
-    starts = torch.ones(lockstep_module.FEW_CHAINS, P)
+    starts = torch.ones(chains_module.FEW_CHAINS, P)
     few = lockstep(hmc_kernel, standard, starts, compiled=True, apart=False)
-    assert not few.serves(lockstep_module.FEW_CHAINS - 1)
+    assert not few.serves(chains_module.FEW_CHAINS - 1)
     assert few._captured._by_rows == {}
-    many = torch.ones(lockstep_module.FEW_CHAINS + 1, P)
+    many = torch.ones(chains_module.FEW_CHAINS + 1, P)
     assert lockstep(hmc_kernel, standard, many, compiled=True).serves(2)
 
 
@@ -233,7 +234,7 @@ def test_every_chain_finds_the_step_size_of_its_own_density(kernel: Any, limit: 
     sd = torch.tensor([0.1, 10.0], dtype=torch.float64).repeat(half)[:, None]
     starts = sd * torch.randn(2 * half, P, dtype=torch.float64)
     chains = lockstep(
-        kernel, around, starts, 0 * sd, sd, limit=limit, own_inputs=(0, 1), target_accept=0.7
+        kernel, around, starts, 0 * sd, sd, limit=limit, by_chain=(0, 1), target_accept=0.7
     )
     chains.restart(chains.mass, limit=limit)
     found = chains.step_size.clone()
@@ -408,7 +409,7 @@ def test_chains_go_on_from_a_state_of_fewer(kernel: Any, limit: int) -> None:
             mass=Mass(sd.expand(-1, P).clone()),
             limit=limit,
             captured=False,
-            own_inputs=(0, 1),
+            by_chain=(0, 1),
         )
 
     chains = make()

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel
-from pyro_bnn.infer.mcmc import lockstep as lockstep_module
-from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, MOST_STEPS, Lockstep
+from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS, ChainsApart, in_lockstep
+from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
@@ -53,8 +54,11 @@ def lockstep(
     starts = torch.randn(num_chains, P, generator=generator, dtype=torch.float64)
     potential = around if inputs else gaussian
     mass = first_mass(potential(starts, *inputs)[1], kind, each=bool(inputs))
-    given = {"target_accept": 0.8, "seed": 0, "name": "the step", "compiled": True, "strict": True}
-    return Lockstep(kernel, potential, inputs, starts, mass, limit=limit, **{**given, **options})
+    energy = Energy(potential, inputs, options.pop("by_chain", ()))
+    how = {name: options.pop(name) for name in Graphs._fields if name in options}
+    graphs = Graphs("the step", **{"compiled": True, "strict": True, **how})
+    given = {"limit": limit, "target_accept": 0.8, "seed": 0, **options}
+    return in_lockstep(kernel, energy, starts, mass, graphs=graphs, **given)
 
 
 def sampling(
@@ -84,7 +88,7 @@ def test_apart_chains_take_the_steps_of_the_batch(kernel: Any, limit: int, kind:
         3,
         *inputs,
         kind="diagonal" if kind == "each" else kind,
-        own_inputs=(0,) if inputs else (),
+        by_chain=(0,) if inputs else (),
     )
     assert (chains.compile_path, chains.block) == ("apart", MOST_STEPS)
     chains.restart(chains.mass, limit=limit)
@@ -111,6 +115,7 @@ def test_the_draws_are_the_same_for_every_number_of_threads() -> None:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
             chains = lockstep(nuts_kernel, 64, 5)
+            assert isinstance(chains, ChainsApart)
             assert (chains._threads is None) == (num_threads == 1)
             run = sampling(chains, 64, draws=3_000)
             run.begin()
@@ -193,12 +198,13 @@ def turning(z: Tensor) -> tuple[Tensor, Tensor]:
 def test_what_is_not_written_in_c_moves_as_a_batch_and_by_the_same_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lockstep_module, "MOST_APART", 64)
+    monkeypatch.setattr(chains_module, "MOST_APART", 64)
 
     def make(**options: Any) -> Lockstep:
         starts, mass = torch.ones(4, P), Mass(torch.ones(P))
-        given = {"target_accept": 0.8, "seed": 0, "name": "the step", "strict": False, **options}
-        return Lockstep(hmc_kernel, turning, (), starts, mass, limit=4, compiled=True, **given)
+        graphs = Graphs("the step", compiled=True, **options)
+        given = {"limit": 4, "target_accept": 0.8, "seed": 0}
+        return in_lockstep(hmc_kernel, Energy(turning), starts, mass, graphs=graphs, **given)
 
     chains, other = make(), make(apart=False)
     assert chains.compile_path == other.compile_path == "compiled"

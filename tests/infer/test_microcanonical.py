@@ -14,8 +14,9 @@ from pyro_bnn.diagnostics import simulation_based_calibration
 from pyro_bnn.diagnostics.energy_error import mean_energy_variance, variance_bias
 from pyro_bnn.errors import ModelError, OptionError
 from pyro_bnn.infer import HMC, MAMS, MCLMC
+from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.length_search import LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.microcanonical_kernel import PARTS, STRETCH, Unadjusted
 from pyro_bnn.infer.mcmc.progress import Progress
@@ -106,18 +107,15 @@ def unadjusted(
     density = scales(*[1.0] * num_latents)
     starts = density.draws(32, seed=1)
     kernel = Unadjusted(integrator)
-    chains = Lockstep(
+    chains = in_lockstep(
         kernel,
-        density.potential,
-        (),
+        Energy(density.potential),
         starts,
         Mass(torch.ones(num_latents).double()),
         limit=limit,
         target_accept=energy_variance,
         seed=seed,
-        name="a density",
-        compiled=True,
-        strict=True,
+        graphs=Graphs("a density", compiled=True, strict=True),
     )
     run = Sampling(
         chains,

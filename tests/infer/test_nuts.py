@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.infer import NUTS
-from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.infer.mcmc.sampling import Sampling
 from pyro_bnn.posterior import DrawsPosterior
 from tests.infer.chains import all_draws, of_package, quick
@@ -32,7 +32,7 @@ EXACT = NUTS(num_chains=40, warmup_steps=45, num_samples=50, compile=False)
 def posterior(oracle: LinearGaussian) -> DrawsPosterior:
     """Of plain steps; captured ones are those of a chain for each data set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep_module, "Captured", uncaptured_step)
+        patch.setattr(chains_module, "Captured", uncaptured_step)
         return EXACT.run(oracle.model, (oracle.x, oracle.y), progress=False)
 
 
@@ -187,7 +187,7 @@ def test_a_chain_for_each_data_set(
 ) -> None:
     """Whitened by the exact posterior of its own data set, every chain is standard normal."""
     if path == "eager":
-        monkeypatch.setattr(lockstep_module, "Captured", uncaptured_step)
+        monkeypatch.setattr(chains_module, "Captured", uncaptured_step)
     paths, step = set(), Sampling.go
 
     def seen(self: Sampling) -> None:

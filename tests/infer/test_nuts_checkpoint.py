@@ -25,10 +25,11 @@ from pyro_bnn.infer import HMC, NUTS
 from pyro_bnn.infer.checkpoints import checkpoint as checkpoint_module
 from pyro_bnn.infer.checkpoints.checkpoint import NAME
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+from pyro_bnn.infer.mcmc import chains as chains_module
 from pyro_bnn.infer.mcmc import hamiltonian, hmc_kernel, nuts_kernel
-from pyro_bnn.infer.mcmc import lockstep as lockstep_module
+from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
+from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.microcanonical_kernel import Adjusted
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
@@ -60,7 +61,7 @@ KINDS = pytest.mark.parametrize(
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that runs as short are at several places between two blocks."""
-    monkeypatch.setattr(lockstep_module, "BLOCK", 8)
+    monkeypatch.setattr(chains_module, "BLOCK", 8)
 
 
 def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,19 +80,15 @@ def made(
 ) -> Sampling:
     generator = torch.Generator().manual_seed(1)
     starts = torch.randn(CHAINS, 3, generator=generator, dtype=torch.float64)
-    chains = Lockstep(
+    chains = in_lockstep(
         kernel,
-        gaussian,
-        (),
+        Energy(gaussian),
         starts,
         first_mass(gaussian(starts)[1], kind),
         limit=limit,
         target_accept=0.8,
         seed=0,
-        name="the step",
-        captured=captured,
-        compiled=compiled,
-        strict=False,
+        graphs=Graphs("the step", captured=captured, compiled=compiled, strict=False),
     )
     return Sampling(
         chains,
@@ -215,8 +212,8 @@ def test_a_run_goes_on_in_a_smaller_batch(
     tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiled, by the graph of all chains."""
-    monkeypatch.setattr(lockstep_module, "FEW_CHAINS", 0)
-    monkeypatch.setattr(lockstep_module, "MOST_APART", 0)
+    monkeypatch.setattr(chains_module, "FEW_CHAINS", 0)
+    monkeypatch.setattr(chains_module, "MOST_APART", 0)
     path = tmp_path / "draws"
     run = made(hmc_kernel, 4, "diagonal", path, captured=True, compiled=compiled)
     saved = saved_states(run, path)
@@ -270,7 +267,7 @@ class Stops:
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
     """With blocks so short that runs as short can be stopped between two of them."""
-    monkeypatch.setattr(lockstep_module, "BLOCK", 2)
+    monkeypatch.setattr(chains_module, "BLOCK", 2)
     return Stops(monkeypatch)
 
 
@@ -391,7 +388,7 @@ def test_a_finished_run_of_chains_that_were_moved_apart_is_read(
     def refuse(*_: Any) -> None:
         pytest.fail("compiles")
 
-    monkeypatch.setattr(lockstep_module, "compile_c", refuse)
+    monkeypatch.setattr(chains_module, "compile_c", refuse)
     assert_equal(go_on(resume=True), first)
 
 
@@ -409,13 +406,14 @@ def test_a_step_is_made_as_that_of_the_checkpoint(
 ) -> None:
     made: list[tuple[bool, bool]] = []
 
-    def make(*args: Any, captured: bool, compiled: bool, **options: Any) -> Lockstep:
-        made.append((captured, compiled))
-        chains = Lockstep(*args, captured=False, compiled=False, **options)
+    def make(*args: Any, graphs: Graphs, **options: Any) -> Lockstep:
+        made.append((graphs.captured, graphs.compiled))
+        plain = graphs._replace(captured=False, compiled=False)
+        chains = in_lockstep(*args, graphs=plain, **options)
         chains.compile_path = path
         return chains
 
-    monkeypatch.setattr(hamiltonian, "Lockstep", make)
+    monkeypatch.setattr(hamiltonian, "in_lockstep", make)
     hmc = HMC(num_chains=2, warmup_steps=2, num_samples=2, num_steps=2, compile=False)
     go_on = partial(hmc.run, oracle.model, (oracle.x, oracle.y), progress=False, resume=True)
     stops.next(3)
@@ -440,8 +438,8 @@ def test_a_compiled_run_that_is_stopped_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the batch has shrunk, with the bits of one that was not stopped."""
-    monkeypatch.setattr(lockstep_module, "FEW_CHAINS", 0)
-    monkeypatch.setattr(lockstep_module, "MOST_APART", 0)
+    monkeypatch.setattr(chains_module, "FEW_CHAINS", 0)
+    monkeypatch.setattr(chains_module, "MOST_APART", 0)
     request.getfixturevalue(fixture)
     hmc = HMC(num_chains=4, warmup_steps=3, num_samples=5, num_steps=4, compile=True)
     run = partial(hmc.run, oracle.model, (oracle.x, oracle.y), progress=False)

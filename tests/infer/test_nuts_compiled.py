@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.infer import HMC, NUTS, compiling
-from pyro_bnn.infer.mcmc import hamiltonian, lockstep
+from pyro_bnn.infer.mcmc import chains, hamiltonian
 from pyro_bnn.models import MLP
 from tests.oracle import linear_gaussian
 
@@ -25,7 +25,7 @@ def test_compiled_the_draws_repeat_and_are_those_of_the_graph(
     sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trajectories multiply rounding; over the first draws it stays far below their spread."""
-    monkeypatch.setattr(lockstep, "MOST_APART", 0)
+    monkeypatch.setattr(chains, "MOST_APART", 0)
     oracle = linear_gaussian()
     net = MLP(3, hidden=(4,), activation="tanh").double()
     first, again, graph = (
@@ -57,7 +57,7 @@ def test_compiled_each_data_set_has_its_chain(
 
     Trajectories multiply rounding; over the first draws it stays far below their spread.
     """
-    monkeypatch.setattr(lockstep, "MOST_APART", 0)
+    monkeypatch.setattr(chains, "MOST_APART", 0)
     if compiler == "interpreted":
         request.getfixturevalue(compiler)
     oracle = linear_gaussian()

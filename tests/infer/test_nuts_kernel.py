@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn.infer.mcmc import nuts_kernel
-from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.nuts_kernel import turns
+from pyro_bnn.infer.steps.potentials import Potential
 from tests.infer import naive_nuts
 from tests.infer.densities import Density, banana, gaussian, rotated, scales, with_gradient
 from tests.infer.drive import (

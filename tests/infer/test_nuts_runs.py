@@ -180,7 +180,7 @@ def test_an_interrupted_run_closes_its_bar(
 ) -> None:
     steps, count = lockstep_module.Lockstep.steps, 0
 
-    def interrupted(self: lockstep_module.Lockstep, num_steps: int) -> lockstep_module.Drawn:
+    def interrupted(self: lockstep_module.Lockstep, num_steps: int) -> lockstep_module.BlockDraws:
         nonlocal count
         count += 1
         if count == 30:

@@ -19,9 +19,10 @@ from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi import options, rounds
+from pyro_bnn.infer.steps import rounds
+from pyro_bnn.infer.steps.rounds import ends_of_rounds, step_size_factor
+from pyro_bnn.infer.svi import options
 from pyro_bnn.infer.svi.paired import PairedObjective
-from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
 from pyro_bnn.infer.svi.starts import Starts
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior
@@ -161,7 +162,7 @@ def test_a_round_that_lost_is_taken_back_and_gone_again_in_smaller_steps(
 ) -> None:
     run = begun(SVI(guides.AutoNormal, max_steps=1_600, loc_warmup=0, compile=is_compiled))
     told = iter([Doubling(-10.0, 0.1, 1_600)])
-    assert run.ends == (800, 1_600)
+    assert run.rounds.ends == (800, 1_600)
     while run.position < 800:
         run.go()
     before = {name: value.clone() for name, value in run.values().items()}

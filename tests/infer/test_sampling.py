@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pyro_bnn.infer.mcmc import hmc_kernel, nuts_kernel, sampling, windows
 from pyro_bnn.infer.mcmc import mass as mass_matrices
+from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.kernel import Kernel
-from pyro_bnn.infer.mcmc.lockstep import Drawn, Lockstep
+from pyro_bnn.infer.mcmc.lockstep import BlockDraws, Energy, Graphs, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import Sampled, Sampling, first_mass
@@ -112,14 +113,16 @@ class Clock:
         self.counts[self.chains[drew]] += 1
         return drew
 
-    def steps(self, num_steps: int) -> Drawn:
+    def steps(self, num_steps: int) -> BlockDraws:
         drew = []
         for _ in range(min(num_steps, self.block)):
             drew += [(place, self.time, *self.latest(place)) for place in self._step()]
         drew.sort(key=lambda drawn: drawn[:2])
         places, _, z, stats = zip(*drew, strict=True) if drew else ([], [], [], [])
         draws, empty = torch.cat([torch.zeros(0, 2), *z]), np.zeros((0, 4))
-        return Drawn(np.array(places, np.int64), draws, np.concatenate([empty, *stats]), 4 * draws)
+        return BlockDraws(
+            np.array(places, np.int64), draws, np.concatenate([empty, *stats]), 4 * draws
+        )
 
     def latest(self, place: np.int64) -> tuple[Tensor, NDArray[np.float64]]:
         chain = self.chains[[place]]
@@ -331,7 +334,7 @@ def test_chains_are_looked_at_after_a_block_once_none_adapts() -> None:
     looks = []
 
     class Watched(Clock):
-        def steps(self, num_steps: int) -> Drawn:
+        def steps(self, num_steps: int) -> BlockDraws:
             looks.append(self.time)
             return super().steps(num_steps)
 
@@ -361,18 +364,15 @@ def gaussian(z: Tensor) -> tuple[Tensor, Tensor]:
 def run_kernel(kernel: Any, num_chains: int, limit: int, kind: Any = "diagonal") -> Sampled:
     generator = torch.Generator().manual_seed(1)
     starts = torch.randn(num_chains, 3, generator=generator, dtype=torch.float64)
-    chains = Lockstep(
+    chains = in_lockstep(
         kernel,
-        gaussian,
-        (),
+        Energy(gaussian),
         starts,
         first_mass(gaussian(starts)[1], kind),
         limit=limit,
         target_accept=0.8,
         seed=0,
-        name="the step",
-        compiled=False,
-        strict=False,
+        graphs=Graphs("the step", compiled=False, strict=False),
     )
     run = Sampling(
         chains,

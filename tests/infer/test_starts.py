@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import SVI
-from pyro_bnn.infer.mcmc.potentials import Target
-from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts
 from pyro_bnn.infer.starting_points import MEDIAN_DRAWS
+from pyro_bnn.infer.steps.potentials import Target
+from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.posterior import DrawsPosterior, Provenance
 from pyro_bnn.program import Batch, Program

@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_bnn import memory
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import FileFormatError, OptionError, OutputError, ShapeError
-from pyro_bnn.infer.mcmc.store import DrawStore
+from pyro_bnn.infer.steps.store import DrawStore
 from pyro_bnn.posterior import DrawsPosterior, Posterior, Provenance
 from pyro_bnn.predictive import draws as draws_module
 from pyro_bnn.program import Program
@@ -278,7 +278,7 @@ import json, resource, sys, torch
 from pathlib import Path
 from pyro_bnn.predictive.draws import stored_draws
 from pyro_bnn.errors import OutputError
-from pyro_bnn.infer.mcmc.store import DrawStore
+from pyro_bnn.infer.steps.store import DrawStore
 
 def peak():
     status = Path("/proc/self/status").read_text()

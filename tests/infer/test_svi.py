@@ -21,7 +21,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.data import Dataset
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
-from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi import step_loss, training
 from pyro_bnn.posterior import GuidePosterior, Posterior
 from tests.oracle import LinearGaussian, design, linear_gaussian
 
@@ -193,7 +193,7 @@ def test_patience_does_not_stop_a_fit_that_improves() -> None:
 
 def test_noise_made_of_a_counter_is_new_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses at a Gaussian that stands still are draws whose mean is minus its ELBO."""
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 0)
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 0)
     oracle = linear_gaussian()
     posterior = run(oracle, num_steps=200, compile=False, **STILL)
     guide, losses = posterior.guide, posterior.losses

@@ -24,7 +24,7 @@ from pyro_bnn import SVI, Interrupted, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
 from pyro_bnn.infer.checkpoints import checkpoint
-from pyro_bnn.infer.svi import stock, training
+from pyro_bnn.infer.svi import step_loss, stock, training
 from pyro_bnn.infer.svi.stock import _StockRun
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.posterior import GuidePosterior, Posterior
@@ -183,7 +183,7 @@ def test_a_run_that_is_resumed_equals_one_that_was_not_stopped(
 
 
 def test_noise_made_of_a_counter_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 3)
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 3)
     resumed_is_uninterrupted(mlp, {"batch_size": 8}, [12], tmp_path, monkeypatch)
 
 

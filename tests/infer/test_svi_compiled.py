@@ -17,7 +17,7 @@ from pyro_bnn import SVI, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured
 from pyro_bnn.errors import CaptureError, OptionError
 from pyro_bnn.infer import compiling
-from pyro_bnn.infer.svi import training
+from pyro_bnn.infer.svi import step_loss, training
 from pyro_bnn.infer.svi.bound_step import BoundStep
 from pyro_bnn.posterior import GuidePosterior
 from tests.collection import rest_in_soak
@@ -251,7 +251,7 @@ def test_without_a_compiler_a_long_run_says_so_once_and_goes_on(
     options: dict[str, Any] = {"num_steps": 20, "batch_size": 19, "learning_rate": 1e-3}
     expected = run(oracle, compile=False, optimizer=optimizer, **options)
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", no_compiler)
     posterior = run(oracle, optimizer=optimizer, **options)
     np.testing.assert_allclose(posterior.losses, expected.losses, rtol=1e-9)
     torch.testing.assert_close(params_of(posterior), params_of(expected), rtol=1e-9, atol=1e-12)
@@ -268,7 +268,7 @@ def test_few_numbers_are_compiled_by_a_c_compiler_alone_which_shorter_runs_gain_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """134 steps of 0.75 ms gain what C takes, were that 0.1 s."""
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", no_compiler)
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
     monkeypatch.setattr(training, "C_TIME", 0.1)
     for num_steps in (133, 134):
@@ -428,10 +428,10 @@ def low_rank_run(num_steps: int, *, compile_: bool) -> GuidePosterior:
 def test_noise_of_a_counter_is_the_same_in_and_out_of_a_compiled_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 10)  # of 35
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 10)  # of 35
     losses = [low_rank_run(30, compile_=compile_).losses for compile_ in (True, False)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 10**9)
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 10**9)
     assert (low_rank_run(30, compile_=False).losses != losses[1]).all()
 
 
@@ -455,7 +455,7 @@ def test_a_full_covariance_over_more_than_255_weights_is_compiled() -> None:
 def test_a_factor_lies_by_columns_while_steps_are_compiled_and_then_by_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "COUNTED_NORMALS", 10)
+    monkeypatch.setattr(step_loss, "COUNTED_NORMALS", 10)
     strides, advance = [], training.Training._advance
 
     def looked_at(self: training.Training, step: int, batch: Any) -> None:
@@ -477,7 +477,7 @@ def test_a_factor_by_columns_is_trained_where_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch._inductor, "compile", no_compiler)
-    monkeypatch.setattr("pyro_bnn.capture.inductor._lowered", no_compiler)
+    monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", no_compiler)
     kept = []
     for compile_ in ("auto", False):
         torch.manual_seed(0)

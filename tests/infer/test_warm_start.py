@@ -16,10 +16,10 @@ from pyro_bnn.guides import AutoDelta, AutoMultivariateNormal, AutoNormal, Guide
 from pyro_bnn.guides.parts.matrices import fit_scales
 from pyro_bnn.infer.mcmc import hamiltonian
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.mcmc.potentials import of_one
 from pyro_bnn.infer.mcmc.sampling import first_mass
-from pyro_bnn.infer.mcmc.starts import known_before
 from pyro_bnn.infer.starting_points import starting_points
+from pyro_bnn.infer.steps.potentials import of_one
+from pyro_bnn.infer.steps.starts import known_before
 from pyro_bnn.infer.warm_start import start_guide
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program

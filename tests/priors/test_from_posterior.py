@@ -189,7 +189,7 @@ def test_correlations_are_left_out_only_where_that_is_asked_for(fit: Posterior) 
     noise = likelihoods.Normal(prior.distribution_of("likelihood.scale"))
     x, y = rows()
     program = Program(network(shared, noise), x, y)
-    run = program._run(program.initial, x[:1], None, None)
+    run = program.run_at(program.initial, (x[:1],))
     sites = {site.name: site for site in fit.program.sites}
     weight = sites["layers.1.weight"]
     assert_close(run.latent["layers.1.weight"]["fn"].mean, weight.unconstrained(prior.loc))

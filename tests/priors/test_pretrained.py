@@ -26,7 +26,7 @@ def trained(num_inputs: int = 3, hidden: int = 4) -> nn.Sequential:
 def sites(model: Any) -> dict[str, Any]:
     """The prior of each weight, by name."""
     program = Program(model, torch.zeros(2, 3), torch.zeros(2))
-    run = program._run(program.initial, torch.zeros(1, 3), None, None)
+    run = program.run_at(program.initial, (torch.zeros(1, 3),))
     return {name: msg["fn"].base_dist for name, msg in run.latent.items() if "like" not in name}
 
 

@@ -17,7 +17,8 @@ from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.diagnostics.scores import cost_of_wrong_spread
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.output.verdict_file import verdict_document
-from pyro_bnn.report.verdicts.answer import (
+from pyro_bnn.report.verdicts.merits import POINT
+from pyro_bnn.report.verdicts.statement import (
     AGAIN,
     AGREES,
     CHANGE,
@@ -30,7 +31,6 @@ from pyro_bnn.report.verdicts.answer import (
     UNJUDGED,
     USE,
 )
-from pyro_bnn.report.verdicts.facts import POINT
 from tests.report.conjugate import NOISE, LinearPosterior, losses, regression_split
 
 

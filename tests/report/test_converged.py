@@ -9,7 +9,7 @@ import pytest
 
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.report import compare
-from pyro_bnn.report.verdicts.answer import AGAIN, OPEN
+from pyro_bnn.report.verdicts.statement import AGAIN, OPEN
 from pyro_bnn.report.verdicts.verdict import Verdict
 from tests.report.conjugate import LinearPosterior, losses, regression_split
 

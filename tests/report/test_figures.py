@@ -10,7 +10,7 @@ from pyro_bnn.errors import UnknownNameError
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.comparison import Evaluations
 from pyro_bnn.report.plots.figures import PLOTS, Figures
-from pyro_bnn.report.plots.panels import Drawn
+from pyro_bnn.report.plots.panels import DrawnFigure
 
 
 def test_each_comparison_offers_what_it_can_show(
@@ -34,7 +34,7 @@ def test_a_figure_is_drawn_once_and_only_when_asked_for(
     drawn: list[Evaluations] = []
     plot = PLOTS["scores"]
 
-    def draw(comparison: Evaluations) -> Drawn:
+    def draw(comparison: Evaluations) -> DrawnFigure:
         drawn.append(comparison)
         return plot.draw(comparison)
 

@@ -15,6 +15,7 @@ from pyro_bnn.posterior import Nature
 from pyro_bnn.report import compare
 from pyro_bnn.report.evaluation.evaluate import evaluate
 from pyro_bnn.report.verdicts.member_verdicts import one_map
+from pyro_bnn.report.verdicts.verdict import Judged
 from tests.report.conjugate import LinearPosterior, regression_split
 
 
@@ -31,8 +32,9 @@ class Members(LinearPosterior):
 
 
 def said(posterior: Any, split: Split) -> str:
-    found = one_map(evaluate("it", posterior, split, num_draws=1_000, seed=0))
-    return (found or "").replace("\xa0", " ")
+    entry = evaluate("it", posterior, split, num_draws=1_000, seed=0)
+    texts = [text for text, _ in one_map.find(Judged([entry], None))]
+    return "".join(texts).replace("\xa0", " ").removeprefix("it: ")
 
 
 @pytest.mark.parametrize("worth", [0.5, 0.8, 1.25, 2.0])

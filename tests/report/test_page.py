@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pyro_bnn.report.output.page import Table, render_page, sort_key, versions
-from pyro_bnn.report.tables.metrics import Column
-from pyro_bnn.report.verdicts.answer import USE
+from pyro_bnn.report.output.page import PageTable, render_page, sort_key, versions
+from pyro_bnn.report.tables.metric import Metric
+from pyro_bnn.report.verdicts.statement import USE
 from pyro_bnn.report.verdicts.verdict import Verdict
 
 
@@ -28,11 +28,9 @@ def test_cells_carry_their_number_as_scripts_read_it(value: float, key: str) -> 
 
 
 def test_another_page_can_use_the_parts() -> None:
-    column = Column(
-        title="wins", unit="of 5", cell=lambda row: f"{row['wins']:.0f}", meaning="Won.", key="wins"
-    )
+    column = Metric("wins", None, "wins", "Won.", unit="of 5", text=lambda wins: f"{wins:.0f}")
     numbers = pd.DataFrame({"wins": [3.0]}, index=["AutoNormal @ x"])
-    table = Table("Over seeds", [column], numbers, tags={"AutoNormal @ x": [USE]})
+    table = PageTable("Over seeds", [column], numbers, tags={"AutoNormal @ x": [USE]})
     findings = [Verdict("good", "scores", is_warning=False), Verdict("odd", "scores")]
     page = render_page(
         "runs.html", data_name="boston", headline="one run", findings=findings, tables=[table],

@@ -25,7 +25,8 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.models import MLP, LinearRegression
 from pyro_bnn.plotting.numbers import percent
-from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.report import account, compare, compare_files, reference
 from pyro_bnn.report.evaluation.fit_checks import FitChecks
 from pyro_bnn.report.ladder.reference import times_as_long

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 
 from pyro_bnn.data import from_arrays
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, OutputError
-from pyro_bnn.report import RepeatedComparison, Run, compare, compare_runs
+from pyro_bnn.report import RepeatedComparison, SplitRun, compare, compare_runs
 from pyro_bnn.report.splits.table import run_sections
 from pyro_bnn.report.verdicts.verdict import Verdict
 from pyro_bnn.report.verdicts.verdicts import RULES
@@ -27,7 +27,7 @@ COLUMNS = ("crps", "coverage_95", "gaussian_log_score", "distance", "sd_ratio", 
 NUM_TRAIN, NUM_TEST = 90, 10
 
 
-def run(split: int, seed: int, scores: Mapping[str, float], **changes: Any) -> Run:
+def run(split: int, seed: int, scores: Mapping[str, float], **changes: Any) -> SplitRun:
     """A run with these log scores; RMSE is twice the score less one."""
     names = sorted(scores, key=lambda name: -scores[name])
     table = pd.DataFrame(
@@ -50,7 +50,7 @@ def run(split: int, seed: int, scores: Mapping[str, float], **changes: Any) -> R
         "test_rows": None,
         **changes,
     }
-    return Run(split=split, seed=seed, _table=table if names else None, **about)
+    return SplitRun(split=split, seed=seed, _table=table if names else None, **about)
 
 
 def texts(repeated: RepeatedComparison, kind: str) -> list[str]:
@@ -338,7 +338,7 @@ def test_runs_of_different_units_are_refused() -> None:
 def test_a_run_keeps_numbers_and_no_draws() -> None:
     split = regression_split()
     comparison = compare({"a": LinearPosterior(split)}, split, num_samples=100, seed=7)
-    kept = Run.of(comparison, {"b": "diverged"})
+    kept = SplitRun.of(comparison, {"b": "diverged"})
     assert (kept.split, kept.seed, kept.folder) == (0, 7, "split-0-seed-7")
     assert (kept.num_train, kept.num_test, kept.methods) == (180, 60, ["a"])
     assert kept.lost == {"b": "diverged"}
@@ -346,8 +346,25 @@ def test_a_run_keeps_numbers_and_no_draws() -> None:
     assert len(kept.test_rows) == 60
     assert kept.table is comparison.table
     assert not any(value is comparison for value in vars(kept).values())
-    lost = Run.without_posteriors(split, 7, {"a": "diverged"})
+    lost = SplitRun.without_posteriors(split, 7, {"a": "diverged"})
     assert (lost.methods, lost.table.shape) == ([], (0, 0))
+
+
+def test_advice_is_in_the_order_of_the_methods_in_every_process() -> None:
+    names = tuple("fbdaec")
+    steps = {name: f"do {name}" for name in names}
+    finding = Verdict("not converged", "trend", methods=names, steps=steps)
+    runs = [run(0, 0, dict.fromkeys(names, 0.0), findings=(finding,))]
+    (text,) = (one.text for one in compare_runs(runs).findings if one.kind == "trend")
+    assert "For f do f; for b do b; for d do d; for a do a; for e do e; for c do c;" in text
+
+
+def test_the_name_of_before_is_that_of_a_run() -> None:
+    from pyro_bnn import report
+
+    assert report.Run is SplitRun
+    with pytest.raises(AttributeError, match="no attribute 'Runs'"):
+        report.Runs  # noqa: B018
 
 
 # --- terminal and files --------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from numpy.testing import assert_allclose
 from pyro_bnn.report import Comparison
 from pyro_bnn.report.evaluation.units import Units
 from pyro_bnn.report.output.page import sort_key
-from pyro_bnn.report.tables.metrics import Column, largest
+from pyro_bnn.report.tables.cells import largest, largest_khat
+from pyro_bnn.report.tables.metric import Metric
 from pyro_bnn.report.tables.table import sections
 
 
@@ -84,8 +85,8 @@ def test_values_of_khat_above_1_all_read_alike_and_sort_alike(regression: Compar
     for name in below:
         assert "±" in cells[name]
         assert sort_key(cells[name], khat[name]) == repr(float(khat[name]))
-    assert largest({"khat": 4.8}, "khat") == "above 1"
-    assert largest({"rhat": 4.8}, "rhat") == "4.80"
+    assert largest_khat(4.8) == "above 1"
+    assert largest(4.8) == "4.80"
 
 
 def test_loo_is_in_the_units_of_the_held_out_score(regression: Comparison) -> None:
@@ -175,7 +176,7 @@ def test_every_column_has_a_meaning_and_keys_of_the_table(
 ) -> None:
     for comparison in (regression, classes):
         groups = sections(comparison.units, comparison.split.task).values()
-        columns: list[Column] = [column for group in groups for column in group]
+        columns: list[Metric] = [column for group in groups for column in group]
         for column in columns:
             assert column.meaning.endswith(".")
             assert column.key in comparison.table

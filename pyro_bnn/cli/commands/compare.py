@@ -3,33 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import AGAINST, command
-from pyro_bnn.cli.results import Found, document_of, warnings_of
+from pyro_bnn.cli.option_groups import option, spread
+from pyro_bnn.cli.options import DataOptions, FitOptions, NetworkOptions
+from pyro_bnn.cli.results import Result, document_of, warnings_of
 from pyro_bnn.cli.saves import Saves
-from pyro_bnn.errors import DivergenceError, OutputError
+from pyro_bnn.errors import BNNError
 
-if TYPE_CHECKING:
-    from pyro_bnn.report import Comparison, RepeatedComparison
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What 'pyro-bnn compare' compares, and where its report goes."""
+
+    methods: str = option(
+        "Guides (fitted by SVI) and samplers of 'pyro-bnn list'; unambiguous abbreviations such as "
+        "auto-low-rank will do. NAME:OPTION=VALUE, such as auto-low-rank:rank=5 or "
+        "laplace:structure=kron:num_steps=2000, sets options of that method; NAME@PRIOR, such as "
+        "nuts@half-cauchy-scale, is that method on a network with that prior.",
+        ...,
+        metavar="NAME,NAME,...",
+    )
+    out: Path = option("Folder of the report; made where it does not exist.", Path("report"))
+    reference: str | None = option(
+        "Method that the others are measured against; auto looks for one beside them, by MAMS, "
+        "NUTS and longer chains in turn, until the checks of the report pass or 600 s are over, or "
+        "those of auto:seconds=120.",
+        metavar="NAME|auto",
+        shown="nuts where it is one of several methods, else none",
+    )
+    splits: str = option(
+        "Splits of the data, such as 0-4 or 0,3,7: of several a report for each, and one over all.",
+        "0",
+        metavar="K-K|K,K,...",
+    )
+    seeds: str = option("Seeds on each split, such as 0-2 or 0,1,2.", "0", metavar="N-N|N,N,...")
+    num_jobs: int | None = option(
+        "Fits at a time, or runs over splits and seeds where there are several, each in a process "
+        "of its own with the threads of --threads; the numbers are the same.",
+        spelt="--jobs",
+        shown="the cores, where that saves more than the processes take to begin; 1 on a GPU",
+        min=1,
+    )
+    backend: str | None = option(
+        "What does them in place of processes that this command starts, a backend of joblib: dask, "
+        "the workers of DASK_SCHEDULER_ADDRESS or of a cluster started here, ray, or loky. Workers "
+        "write --out and --checkpoint, on a disk of all; a fit whose worker is lost goes on "
+        "elsewhere from its checkpoint.",
+        shown="processes here",
+    )
+
+
+LONG = 5_000  # steps of fits that go side by side
 
 
 @command(short_help="Fit one network by several methods, compare them, write a report.")
-@opt.spread(unlisted=("split", "seed"), fails_on=AGAINST)
+@spread(unlisted=("split", "seed"), fails_on=AGAINST)
 def compare(
     context: typer.Context,
-    source: opt.Source,
-    compared: opt.Compared,
-    network: opt.NetworkOptions,
-    how: opt.FitOptions,
+    source: DataOptions,
+    options: CompareOptions,
+    network: NetworkOptions,
+    how: FitOptions,
     saves: Saves,
-) -> Iterator[Found]:
+) -> Iterator[Result]:
     """Fit one Bayesian network by several methods, compare them, and write a report.
 
     The network is a multilayer perceptron, where nothing else is said with ReLU units and a fan-in
@@ -49,29 +93,31 @@ def compare(
     exit code is 1 though the report is there. Where FOLDER fails, another is named that has all of
     it.
     """
-    compared.start_server(how)
+    start_server(options, how)
 
-    from pyro_bnn.cli import fits, networks, runs
+    from pyro_bnn.cli import fits, many_runs, networks
     from pyro_bnn.cli.before_fits import check_and_describe
-    from pyro_bnn.cli.kept import alone
+    from pyro_bnn.cli.jobs import number_of_jobs
+    from pyro_bnn.cli.kept import locked_folder
     from pyro_bnn.cli.methods import find_methods, find_reference
+    from pyro_bnn.cli.number_lists import one_or_several
+    from pyro_bnn.cli.runs import RunOutcome, RunPlan
     from pyro_bnn.infer.parallel.tasks import backend
-    from pyro_bnn.report.output.names import file_names
 
     # All that can fail early does so before the first fit
-    methods, elsewhere = find_methods(compared.methods), compared.backend
+    methods, elsewhere = find_methods(options.methods), options.backend
     plan = dataclasses.replace(
-        runs.Plan.of(context, methods, network, how),
-        reference=find_reference(compared.reference, methods),
+        RunPlan.of(context, methods, network, how),
+        reference=find_reference(options.reference, methods),
         saves=saves,
-        backend=None if elsewhere is None else partial(backend, elsewhere, compared.num_jobs),
+        backend=None if elsewhere is None else partial(backend, elsewhere, options.num_jobs),
     )
     fits.check_draws(plan.engines)
-    splits = runs.one_or_several(context, "split", compared.splits)
-    seeds = runs.one_or_several(context, "seed", compared.seeds)
+    splits = one_or_several(context, "split", options.splits)
+    seeds = one_or_several(context, "seed", options.seeds)
     num_runs = len(splits) * len(seeds)
-    processes = runs.number_of_jobs(
-        compared.num_jobs,
+    processes = number_of_jobs(
+        options.num_jobs,
         plan.engines,
         num_runs,
         how.threads,
@@ -79,34 +125,38 @@ def compare(
         device=how.device,
     )
     sources = {split: dataclasses.replace(source, split=split) for split in splits}
-    data_of = {split: networks.load_rows(own, network.likelihood) for split, own in sources.items()}
-    runs.check_saves(plan, data_of, seeds)
+    data_of = {split: networks.load_rows(one, network.likelihood) for split, one in sources.items()}
+    many_runs.check_saves(plan, data_of, seeds)
     rows = data_of[splits[0]]
     models = plan.models(rows, seeds[0])
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
-    check_and_describe(context, how, rows, models, network, compared.out, saves.checkpoint)
-    whole: Comparison | RepeatedComparison
-    with alone(compared.out):
+    check_and_describe(context, how, rows, models, network, options.out, saves.checkpoint)
+    done: RunOutcome | many_runs.RunsOutcome
+    with locked_folder(options.out):
         if num_runs > 1:
-            whole, out, unwritten = runs.run_all(
-                plan, data_of, seeds, compared.out, num_processes=processes
-            )
-            lost = runs.lost_lines(whole.runs)
-            files = ["runs.csv", *(f"{run.folder}/index.html" for run in whole.runs if run.methods)]
+            done = many_runs.run_all(plan, data_of, seeds, options.out, num_processes=processes)
         else:
-            done = plan.run(models, rows, seeds[0], compared.out, num_processes=processes)
-            whole, out, unwritten = done.comparison, done.folder, [done.why] if done.why else []
-            lost = [f"{name}: {reason}" for name, reason in done.lost.items()]
-            draws = file_names(whole.posteriors).values()
-            files = ["verdicts.json", *(f"{name}.nc" for name in draws)]
-    files = [] if out is None else ["index.html", "table.csv", *files]
-    yield Found(
-        text=f"\n{whole.summary()}\n",
-        document=lambda: document_of(whole),
-        files=[path for file in files if (path := Path(out or "", file)).exists()],
-        warnings=lambda: warnings_of(whole),
+            done = plan.run(models, rows, seeds[0], options.out, num_processes=processes)
+    files = [] if done.folder is None else [done.folder / file for file in done.files]
+    yield Result(
+        text=f"\n{done.comparison.summary()}\n",
+        document=lambda: document_of(done.comparison),
+        files=[path for path in files if path.exists()],
+        warnings=lambda: warnings_of(done.comparison),
     )
-    if unwritten:
-        raise OutputError("; ".join([*unwritten, *lost]))
-    if lost:
-        raise DivergenceError("; ".join(lost))
+    if done.failures:
+        raise BNNError("; ".join(done.failures))
+
+
+def start_server(options: CompareOptions, how: FitOptions) -> None:
+    """Start importing for fits that are likely to go side by side."""
+    from pyro_bnn.cli import fork_server  # which --help does without
+
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    is_long = how.steps is None or how.steps >= LONG
+    default = cores // how.threads if is_long and how.device == "cpu" else 1
+    is_one_run = options.splits.isdigit() and options.seeds.isdigit()
+    is_one_fit = is_one_run and "," not in options.methods
+    if options.backend is None and not is_one_fit and (options.num_jobs or default) > 1:
+        fork_server.start(how.threads)

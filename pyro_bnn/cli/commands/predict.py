@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import command
-from pyro_bnn.cli.results import Found
+from pyro_bnn.cli.option_groups import option, spread
+from pyro_bnn.cli.results import Result
 from pyro_bnn.cli.terminal import write_standard
 from pyro_bnn.errors import OptionError
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """What 'pyro-bnn predict' predicts from, and where that goes."""
+
+    posterior: Path = option("Folder that 'pyro-bnn fit' wrote.", ...)
+    out: Path = option(
+        "CSV file of the predictions; - is standard output.",
+        Path("predictions.csv"),
+        metavar="FILE",
+    )
+    level: float = option("Probability of the interval from low to high.", 0.95, metavar="P")
+    samples: int | None = option(
+        "Draws of the posterior.",
+        shown="1,000, or all that a sampler stored where they are fewer",
+        min=2,
+    )
+    seed: int = option("Seed of all draws.", 0, min=0, max=2**32 - 1)
+    device: str = option("Where it is predicted, as in the other commands.", "cpu")
+
+
 @command(short_help="Predict the rows of a CSV file from a saved fit.")
-@opt.spread()
+@spread()
 def predict(
     context: typer.Context,
     new: Annotated[
@@ -27,8 +48,8 @@ def predict(
             "target may be there or not. - is standard input.",
         ),
     ],
-    predicted: opt.Predicted,
-) -> Iterator[Found]:
+    options: PredictOptions,
+) -> Iterator[Result]:
     """Predict the rows of NEW.csv in its own units, with intervals, from a fit of 'pyro-bnn fit'.
 
     FILE, which replaces earlier predictions but no other file, gets the columns of NEW.csv as they
@@ -57,26 +78,26 @@ def predict(
     from pyro_bnn.cli.saved_fit import SavedFit
     from pyro_bnn.data.tables import STANDARD
 
-    out, is_standard = predicted.out, predicted.out == STANDARD
+    out, is_standard = options.out, options.out == STANDARD
     if is_standard and context.params["as_json"]:
         raise OptionError("--json and --out - both write to standard output: leave one out")
     if not is_standard:
         predictions.check_out(out, new)
-    saved = SavedFit.load(predicted.posterior, predicted.device)
-    found = predictions.predict_file(
-        saved, new, level=predicted.level, num_samples=predicted.samples, seed=predicted.seed
+    saved = SavedFit.load(options.posterior, options.device)
+    predicted = predictions.predict_file(
+        saved, new, level=options.level, num_samples=options.samples, seed=options.seed
     )
     if is_standard:
-        write_standard(found.text())
+        write_standard(predicted.text())
     else:
-        predictions.write_predictions(found, out, new)
-    words = list(found.summary())
+        predictions.write_predictions(predicted, out, new)
+    words = list(predicted.summary())
     if is_standard:
         for line in words:
             typer.echo(line, err=True)
         return
-    yield Found(
+    yield Result(
         text="\n".join(words),
-        document=lambda: {"rows": pd.DataFrame(found.columns), "summary": words},
+        document=lambda: {"rows": pd.DataFrame(predicted.columns), "summary": words},
         files=[out],
     )

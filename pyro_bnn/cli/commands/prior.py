@@ -4,20 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import typer
 
-from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import command
-from pyro_bnn.cli.results import Found
+from pyro_bnn.cli.option_groups import named, option, spread
+from pyro_bnn.cli.options import DataOptions, NetworkOptions
+from pyro_bnn.cli.results import Result
 from pyro_bnn.cli.terminal import refuse_idle
 
 
+@dataclass(frozen=True, kw_only=True)
+class PriorOptions:
+    """What 'pyro-bnn prior' draws, and where the picture goes."""
+
+    out: Path = option("Picture to write, .png, .svg or .pdf.", Path("prior.png"), metavar="FILE")
+    along: Literal["principal", "features"] = option(
+        "Of several inputs along their first principal direction, or along each of the first eight "
+        "with the others at 0.",
+        "principal",
+    )
+    draws: int = option("Functions drawn from each prior.", 1_000, min=400)
+    seed: int = option("Seed of all draws.", 0, min=0, max=2**32 - 1)
+
+
 @command(name="prior", short_help="Draw the functions that priors believe in.")
-@opt.spread(without=("max_rows",), data=opt.INPUTS, prior=opt.PRIORS)
+@spread(
+    without=("max_rows",),
+    data=option(
+        "Data set as in the other commands, of which only the inputs are used.",
+        "",
+        metavar="NAME|PATH",
+        shown="one input from -2 to 2",
+        autocompletion=named("data sets"),
+    ),
+    prior=option(
+        "Priors of 'pyro-bnn list', drawn together.",
+        "normal",
+        metavar="NAME,NAME,...",
+        autocompletion=named("priors"),
+    ),
+)
 def draw_prior(
-    context: typer.Context, source: opt.Source, network: opt.NetworkOptions, drawn: opt.Drawn
-) -> Iterator[Found]:
+    context: typer.Context, source: DataOptions, network: NetworkOptions, options: PriorOptions
+) -> Iterator[Result]:
     """Draw the functions that a network believes in before it sees data, for one or several priors.
 
     FILE shows draws of the first network output f along a line of inputs, with its median and
@@ -26,7 +59,7 @@ def draw_prior(
     the targets of the data would have a standard deviation of one.
     """
     from pyro_bnn.cli import networks
-    from pyro_bnn.cli.methods import Method, comma_parts
+    from pyro_bnn.cli.methods import NamedMethod, comma_parts
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
     from pyro_bnn.registry import lookup
@@ -40,26 +73,26 @@ def draw_prior(
         loaded = Split(rows, rows, "regression", "one input from -2 to 2")
     expected = "priors are names separated by commas, such as normal,cauchy"
     names = [lookup("prior", name).__name__ for name in comma_parts(network.prior or "", expected)]
-    methods = {name: Method(object, name) for name in names}
+    methods = {name: NamedMethod(object, name) for name in names}
     network = dataclasses.replace(network, prior=None)
-    models = networks.build_models(networks.make_networks(methods, loaded, network, drawn.seed))
+    models = networks.build_models(networks.make_networks(methods, loaded, network, options.seed))
     networks.check_layers(context, models)
-    figures.check_picture(drawn.out)
+    figures.check_picture(options.out)
     for line in list(networks.describe(loaded, models, network))[0 if source.data else 2 :]:
         typer.echo(line)
-    lines = figures.lines(loaded.train.x, drawn.along, loaded.train.input_names)
-    found = {
-        name: prior_predictive(model, lines[0].x, drawn.draws, drawn.seed)
+    lines = figures.lines(loaded.train.x, options.along, loaded.train.input_names)
+    draws = {
+        name: prior_predictive(model, lines[0].x, options.draws, options.seed)
         for name, model in models.items()
     }
-    middles = {name: figures.middle(functions, lines[0]) for name, functions in found.items()}
-    words = [figures.describe_middle(name, own) for name, own in middles.items()]
-    figures.save_picture(figures.prior_functions(found, lines), drawn.out)
-    yield Found(
+    middles = {name: figures.middle(functions, lines[0]) for name, functions in draws.items()}
+    words = [figures.describe_middle(name, middle) for name, middle in middles.items()]
+    figures.save_picture(figures.prior_functions(draws, lines), options.out)
+    yield Result(
         text="\n".join(["", *words, ""]),
         document=lambda: {
             name: {k: v for k, v in own._asdict().items() if k != "values"}
             for name, own in middles.items()
         },
-        files=[drawn.out],
+        files=[options.out],
     )

@@ -4,32 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from pyro_bnn.cli import options as opt
 from pyro_bnn.cli.app import command
-from pyro_bnn.cli.results import ANY, Found
+from pyro_bnn.cli.option_groups import flag, option, spread
+from pyro_bnn.cli.options import DataOptions, FitOptions, NetworkOptions
+from pyro_bnn.cli.results import ANY, Result
 from pyro_bnn.cli.saves import Saves, check
 from pyro_bnn.errors import OptionError, OutputError
 
 RANKED = 99  # draws that a truth is ranked among, where the command does not say
 
 
+@dataclass(frozen=True, kw_only=True)
+class SBCOptions:
+    """What 'pyro-bnn sbc' simulates, and where the ranks go."""
+
+    method: str = option(
+        "Guide (fitted by SVI) or sampler of 'pyro-bnn list'; options and prior as in "
+        "auto-low-rank:rank=5@cauchy.",
+        "nuts",
+    )
+    out: Path = option("Folder of the ranks; made where it does not exist.", Path("sbc"))
+    rows: int = option("How many training rows, the first ones, each simulation has.", 40, min=1)
+    simulations: int = option("Simulated data sets, at least 20.", 200, min=1)
+    draws: int | None = option(
+        "Draws that the truth is ranked among, one less than a multiple of 20; or that a guide's "
+        "probabilities are taken from, any number.",
+        shown="99, or 999",
+        min=1,
+    )
+    ranks: bool = flag(
+        "--ranks", "Rank the truth among the draws of a guide that has a density, too."
+    )
+
+
 @command(short_help="Check a method on data simulated from a network's prior.")
-@opt.spread(
+@spread(
     without=("chains", "max_rows"), hidden="5", fails_on=(ANY,), steps=2_000, samples=500,
-    batch_size=opt.option(None, "N", "all", min=1),
+    batch_size=option("Rows of a gradient step (batch_size).", metavar="N", shown="all", min=1),
 )  # fmt: skip
 def sbc(
     context: typer.Context,
-    source: opt.Source,
-    simulated: opt.Simulated,
-    network: opt.NetworkOptions,
-    how: opt.FitOptions,
+    source: DataOptions,
+    options: SBCOptions,
+    network: NetworkOptions,
+    how: FitOptions,
     saves: Saves,
-) -> Iterator[Found]:
+) -> Iterator[Result]:
     """Simulation-based calibration: does a method sample the posterior that it says it does?
 
     Weights are drawn from the prior and targets simulated at inputs of the data, whose own targets
@@ -48,39 +74,39 @@ def sbc(
     """
     from pyro_bnn.cli import networks
     from pyro_bnn.cli.before_fits import check_and_describe
-    from pyro_bnn.cli.kept import alone, write_or_rescue
+    from pyro_bnn.cli.kept import locked_folder, write_or_rescue
     from pyro_bnn.cli.methods import find_one
     from pyro_bnn.diagnostics import simulation_based_calibration, variational_calibration
 
-    found = find_one(simulated.method)
-    for name, method in found.items():
+    methods = find_one(options.method)
+    for name, method in methods.items():
         if "num_chains" in method.options:
             raise OptionError(f"a sampler runs one chain on each data set: leave it out of {name}")
-    engines = dataclasses.replace(how, chains=1).engines(context, found)
+    engines = dataclasses.replace(how, chains=1).engines(context, methods)
     loaded = networks.load_rows(source, network.likelihood)
-    plans = networks.make_networks(found, loaded, network, how.seed)
+    plans = networks.make_networks(methods, loaded, network, how.seed)
     models = networks.build_models(plans, how.device)
-    x = loaded.train.x[: simulated.rows]
+    x = loaded.train.x[: options.rows]
     data = f"Data:  inputs of {len(x):,} training rows of {loaded.name}; targets are simulated"
-    check(saves, saves.found())
-    folders = simulated.out, saves.checkpoint
+    check(saves, saves.saved_runs())
+    folders = options.out, saves.checkpoint
     check_and_describe(context, how, loaded, models, network, *folders, data_line=data)
     ((name, engine),) = engines.items()
-    has_density = getattr(found[name].cls, "has_log_prob", False)
-    if simulated.ranks and not has_density:
+    has_density = getattr(methods[name].cls, "has_log_prob", False)
+    if options.ranks and not has_density:
         raise OptionError(f"--ranks does nothing for {name}, which has no others: leave it out")
     calibrate: Any = simulation_based_calibration
-    if has_density and not simulated.ranks:
+    if has_density and not options.ranks:
         calibrate = variational_calibration
-    _check_draws(engine, simulated, has_density=calibrate is variational_calibration)
-    with alone(simulated.out):
+    _check_draws(engine, options, has_density=calibrate is variational_calibration)
+    with locked_folder(options.out):
         try:
             result = calibrate(
                 models[name],
                 x,
                 engine,
-                num_simulations=simulated.simulations,
-                **({} if simulated.draws is None else {"num_draws": simulated.draws}),
+                num_simulations=options.simulations,
+                **({} if options.draws is None else {"num_draws": options.draws}),
                 seed=how.seed,
                 progress=how.progress,
                 checkpoint=saves.checkpoint,
@@ -88,8 +114,8 @@ def sbc(
             )
         except OptionError as error:
             raise OptionError(_in_own_words(str(error))) from error
-        out, unwritten = write_or_rescue(simulated.out, result.save)
-    yield Found(
+        out, unwritten = write_or_rescue(options.out, result.save)
+    yield Result(
         text=f"\n{result.summary()}\n",
         document=lambda: {"table": result.table, "is_calibrated": result.is_calibrated},
         files=[] if out is None else result.paths(out),
@@ -109,14 +135,14 @@ OWN_WORDS = {
 
 
 def _in_own_words(message: str) -> str:
-    for argument, own in OWN_WORDS.items():
-        message = message.replace(argument, own)
+    for argument, typed in OWN_WORDS.items():
+        message = message.replace(argument, typed)
     return message
 
 
-def _check_draws(engine: Any, simulated: opt.Simulated, *, has_density: bool) -> None:
+def _check_draws(engine: Any, options: SBCOptions, *, has_density: bool) -> None:
     """Refuse, before the first run, draws that are fewer than those that are ranked."""
-    ranked, kept = simulated.draws or RANKED, getattr(engine, "num_samples", None)
+    ranked, kept = options.draws or RANKED, getattr(engine, "num_samples", None)
     if not has_density and kept is not None and kept < ranked:
         raise OptionError(
             f"--samples {kept} keeps fewer draws than the {ranked} that the truth is ranked among: "

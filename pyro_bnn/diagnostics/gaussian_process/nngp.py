@@ -28,7 +28,7 @@ from pyro_bnn.models.network import ACTIVATIONS, Activation, require_columns
 from pyro_bnn.priors import PriorModule
 from pyro_bnn.program.distributions import base_distribution
 
-Expectation: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+ActivationExpectation: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """E phi(u) phi(v) of Cov(u, v), Var u and Var v, which broadcast."""
 
 SLOPES = {"relu": 0.0, "leaky_relu": 0.01, "identity": 1.0}
@@ -101,10 +101,12 @@ class NNGP:
         columns = rows if other is None else self._rows(other)
         (weight, bias), *deeper = self._layers
         cross = bias + weight * rows @ columns.T  # [N, M]
-        own, others = (bias + weight * v.square().sum(1) for v in (rows, columns))  # [N], [M]
+        variance, others = (bias + weight * v.square().sum(1) for v in (rows, columns))  # [N], [M]
         for weight, bias in deeper:
-            cross = bias + weight * self._expectation(cross, own.unsqueeze(1), others)
-            own, others = (bias + weight * self._expectation(k, k, k) for k in (own, others))
+            cross = bias + weight * self._expectation(cross, variance.unsqueeze(1), others)
+            variance, others = (
+                bias + weight * self._expectation(k, k, k) for k in (variance, others)
+            )
         return cross
 
     def variance(self, x: Tensor) -> Float[Tensor, " N"]:
@@ -114,10 +116,10 @@ class NNGP:
             ShapeError: If the inputs do not have the model's columns.
         """
         (weight, bias), *deeper = self._layers
-        own = bias + weight * self._rows(x).square().sum(1)
+        variance = bias + weight * self._rows(x).square().sum(1)
         for weight, bias in deeper:
-            own = bias + weight * self._expectation(own, own, own)
-        return own
+            variance = bias + weight * self._expectation(variance, variance, variance)
+        return variance
 
     def posterior(self, data: Dataset | tuple[ArrayLike, ArrayLike]) -> GaussianProcess:
         """The exact posterior given training rows, as a method or the reference of ``compare``.
@@ -177,7 +179,7 @@ def _variance(layer: nn.Module, index: int, kind: str) -> float:
     )
 
 
-def _expectation(activation: Activation) -> Expectation:
+def _expectation(activation: Activation) -> ActivationExpectation:
     """Of an activation, where it has a closed form."""
     if activation is ACTIVATIONS["erf"]:
         return _arcsine
@@ -195,16 +197,16 @@ def _expectation(activation: Activation) -> Expectation:
     )
 
 
-def _arccosine(cross: Tensor, own: Tensor, other: Tensor, *, slope: float) -> Tensor:
+def _arccosine(cross: Tensor, variance: Tensor, other: Tensor, *, slope: float) -> Tensor:
     """Of the function that is the identity above 0 and has this slope below."""
-    size = (own * other).sqrt()
+    size = (variance * other).sqrt()
     cosine = (cross / size).clamp(-1, 1)
     sine = (1 - cosine.square()).sqrt()
     relu = size / (2 * math.pi) * (sine + (math.pi - cosine.acos()) * cosine)
     return slope * cross + (1 - slope) ** 2 * relu
 
 
-def _arcsine(cross: Tensor, own: Tensor, other: Tensor) -> Tensor:
+def _arcsine(cross: Tensor, variance: Tensor, other: Tensor) -> Tensor:
     """Of erf."""
-    ratio: Tensor = 2 * cross / ((1 + 2 * own) * (1 + 2 * other)).sqrt()
+    ratio: Tensor = 2 * cross / ((1 + 2 * variance) * (1 + 2 * other)).sqrt()
     return 2 / math.pi * ratio.asin()

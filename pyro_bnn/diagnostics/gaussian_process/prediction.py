@@ -43,21 +43,21 @@ class GaussianPrediction(Prediction):
         units: Standardiser | None = None,
     ) -> None:
         y = f + noise * standard_normal(f.shape, seed)
-        given, scale = f, torch.ones_like(noise)
+        means, scale = f, torch.ones_like(noise)
         if units is not None:
             scale = units.scale.to(noise).expand_as(noise)
             loc = units.loc.to(noise).expand_as(noise)
-            given, mean, y = (loc + scale * values for values in (f, mean, y))
+            means, mean, y = (loc + scale * values for values in (f, mean, y))
         self._mean, self._variance = mean, scale**2 * variance
         self._noise = (scale * noise).expand_as(mean)
         super().__init__(
             y,
             f,
-            given,
+            means,
             self._noise.square().expand_as(f),
             None,
             self._log_prob_of_all,
-            _target_log_likelihood=partial(_log_prob, loc=given, scale=self._noise),
+            _target_log_likelihood=partial(_log_prob, loc=means, scale=self._noise),
         )
 
     @property

@@ -221,7 +221,9 @@ def _of_chain(
     points = [draws[block[evenly_spread(len(block), num_points)]] for block in blocks]
     noise, more = rng.standard_normal((2, NUM_BLOCKS, num_points, draws.shape[1]))
     fit = _Fit(draws)
-    found = np.array([fit.distances(*pair) for pair in zip(points, noise, strict=True)])  # [B, 2]
+    distances = np.array(
+        [fit.distances(*pair) for pair in zip(points, noise, strict=True)]
+    )  # [B, 2]
     null = np.array([_null_gap(fit, draws.shape, num_points, rng) for _ in blocks])  # [B]
     floor = [transport(fit.full(a), fit.full(b)) for a, b in zip(noise, more, strict=True)]
     gaps, squared = [], []
@@ -233,8 +235,8 @@ def _of_chain(
     enough = len(draws) >= MIN_RATIO * draws.shape[1]
     bias = (NUM_BLOCKS - 1) * float(np.mean(squared) - fit.squared()) if enough else np.nan
     return {
-        "to_diagonal": found[:, 0].mean(),
-        "to_full": found[:, 1].mean(),
+        "to_diagonal": distances[:, 0].mean(),
+        "to_full": distances[:, 1].mean(),
         "floor": float(np.mean(floor)),
         "null": null.mean(),
         "standard_error": float(np.hypot(_jackknife(gaps), null.std(ddof=1) / NUM_BLOCKS**0.5)),

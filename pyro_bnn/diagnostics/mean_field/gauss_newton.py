@@ -24,8 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_bnn.errors import ShapeError
+from pyro_bnn.infer.curvature.rows import Curvature, RowTermsOf
 from pyro_bnn.infer.inputs import Data, as_dataset
-from pyro_bnn.infer.natural.rows import Curvature, RowTermsOf
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -102,8 +102,8 @@ def curvature_matrices(model: Model, data: Data, z: Float[Tensor, "n P"]) -> Cur
 def _at(points: Sequence[Tensor], program: Program, name: Curvature, batch: Batch) -> Tensor:
     """The curvature at each point: ``[n, P, P]``, or gradients of rows ``[n, N, P]``."""
     terms = RowTermsOf(program, name, batch, 1, is_full=True, is_captured=False)  # a few calls
-    found = [terms(point, batch).curvature for point in points]
-    return torch.stack([curvature for curvature in found if curvature is not None])
+    curvatures = [terms(point, batch).curvature for point in points]
+    return torch.stack([curvature for curvature in curvatures if curvature is not None])
 
 
 def _distance(found: Tensor, exact: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.guides import AutoDropout, AutoKTiedNormal, AutoNormal
 from pyro_bnn.models import MLP
 from pyro_bnn.models.network import ACTIVATIONS
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 
 FACTORISED = (AutoNormal, AutoKTiedNormal)  # all weights independent
 SITES = tuple(f"layers.{i}.{kind}" for i in range(2) for kind in ("weight", "bias"))
@@ -26,7 +27,7 @@ ROUNDING = 1e-6  # of points of a segment, relative to its ends
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LinearLayer:
     """A fully connected layer of H units on I inputs, by one number a weight and bias.
 
     Attributes:
@@ -45,9 +46,9 @@ class Layer:
         """``x W^T``."""
         return x @ self.weight.T
 
-    def squared(self) -> Layer:
+    def squared(self) -> LinearLayer:
         """The layer of all numbers squared."""
-        return Layer(self.weight.square(), self.bias.square())
+        return LinearLayer(self.weight.square(), self.bias.square())
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +66,16 @@ class MeanFieldNet:
 
     Example:
         >>> one, zero = torch.ones(1, 1), torch.zeros(1)
-        >>> unit, off = Layer(one, zero), Layer(0 * one, zero)
+        >>> unit, off = LinearLayer(one, zero), LinearLayer(0 * one, zero)
         >>> net = MeanFieldNet(off, unit, off, unit)  # f = w relu(v x), w and v standard normal
         >>> net.variance(torch.tensor([[2.0]])).tolist()  # E w^2 E relu(v x)^2 = x^2 / 2
         [[2.0]]
     """
 
-    hidden_loc: Layer
-    hidden_variance: Layer
-    output_loc: Layer
-    output_variance: Layer
+    hidden_loc: LinearLayer
+    hidden_variance: LinearLayer
+    output_loc: LinearLayer
+    output_variance: LinearLayer
 
     @classmethod
     def of(cls, posterior: Posterior) -> MeanFieldNet:
@@ -249,7 +250,7 @@ def overconfidence(
     return (reference / variance).sqrt()
 
 
-def _layers(posterior: Posterior, z: Tensor) -> tuple[Layer, Layer]:
+def _layers(posterior: Posterior, z: Tensor) -> tuple[LinearLayer, LinearLayer]:
     """The hidden and the output layer out of one number an entry of z ``[P]``, in float64."""
     model, sites = posterior.model, {site.name: site for site in posterior.program.sites}
     if type(model) is not MLP or len(model.layers) != 2 or not sites.keys() >= set(SITES):
@@ -261,4 +262,4 @@ def _layers(posterior: Posterior, z: Tensor) -> tuple[Layer, Layer]:
         raise ModelError("the variance has a closed form here for the activation relu alone")
     z = z.detach().cpu().double()
     values = [sites[name].unconstrained(z) for name in SITES]
-    return Layer(*values[:2]), Layer(*values[2:])
+    return LinearLayer(*values[:2]), LinearLayer(*values[2:])

@@ -35,13 +35,14 @@ from pyro_bnn.errors import OptionError, ShapeError, SiteError
 from pyro_bnn.guides import AutoKTiedNormal, AutoNormal
 from pyro_bnn.memory import GIB, WORKING_SET
 from pyro_bnn.models import MLP, DeepLinear
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.sites import Site
 
-Layer: TypeAlias = tuple[Tensor, Tensor]
+WeightMoments: TypeAlias = tuple[Tensor, Tensor]
 """Mean and standard deviation ``[O, I]`` of each weight of one layer."""
 
-Layers: TypeAlias = Sequence[Layer] | Posterior
+Layers: TypeAlias = Sequence[WeightMoments] | Posterior
 """Layers, that next to the inputs first; or the fit of an ``MLP`` or ``DeepLinear``."""
 
 NUM_DRAWS = 10_000
@@ -213,7 +214,7 @@ def require_memory(size: int, memory: int) -> None:
         )
 
 
-def _mean_field(posterior: Posterior) -> list[Layer]:
+def _mean_field(posterior: Posterior) -> list[WeightMoments]:
     sites = weight_sites(posterior)
     guide = posterior.guide if isinstance(posterior, GuidePosterior) else None
     independent = type(guide) in MEAN_FIELD and all(site.is_real for site in sites)
@@ -227,7 +228,7 @@ def _mean_field(posterior: Posterior) -> list[Layer]:
     return [(site.value(loc), site.value(scale)) for site in sites]
 
 
-def _checked(layers: list[Layer]) -> list[Layer]:
+def _checked(layers: list[WeightMoments]) -> list[WeightMoments]:
     """The layers, if they fit one another."""
     shapes = [(list(mean.shape), list(sd.shape)) for mean, sd in layers]
     fits = all(len(mean) == 2 and mean == sd for mean, sd in shapes) and all(
@@ -241,7 +242,9 @@ def _checked(layers: list[Layer]) -> list[Layer]:
     return layers
 
 
-def _gaussian_weights(layers: list[Layer], num_samples: int, seed: int) -> Iterator[list[Tensor]]:
+def _gaussian_weights(
+    layers: list[WeightMoments], num_samples: int, seed: int
+) -> Iterator[list[Tensor]]:
     """Weights ``[s, O, I]`` of all layers, a few draws at a time."""
     generator = torch.Generator().manual_seed(seed)
     size = max(1, WORKING_SET // sum(mean.nbytes for mean, _ in layers))

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from pyro_bnn.checks import check_choice
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.sites import Site
 

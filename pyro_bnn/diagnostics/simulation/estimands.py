@@ -27,18 +27,18 @@ class Estimands:
         program: The model as tensor functions.
         x: Inputs ``[N, ...]``.
         weights: Whether each entry of z is one too.
-        own: More by name, as ``Quantities`` takes them.
+        extra: More by name, as ``Quantities`` takes them.
 
     Raises:
-        OptionError: If a name of ``own`` is taken.
+        OptionError: If a name of ``extra`` is taken.
     """
 
     def __init__(
-        self, program: Program, x: Tensor, *, weights: bool, own: Mapping[str, Quantity] | None
+        self, program: Program, x: Tensor, *, weights: bool, extra: Mapping[str, Quantity] | None
     ) -> None:
-        self._quantities = Quantities(program, x, own)
+        self._quantities = Quantities(program, x, extra)
         single = {site.name: site.start for site in program.sites if site.shape.numel() == 1}
-        names = [*self._quantities.function_names, *single, *self._quantities.own]
+        names = [*self._quantities.function_names, *single, *self._quantities.extra]
         ends = torch.zeros(2, program.num_latents).to(program.initial)
         ends[1] = 1
         values = program.constrain(ends)
@@ -64,7 +64,9 @@ class Estimands:
         with torch.no_grad():
             sites = self._program.constrain(z)
             columns = [sites[name].reshape(-1) for name in self._single]
-            columns += [self._quantities.own_value(name, sites) for name in self._quantities.own]
+            columns += [
+                self._quantities.extra_value(name, sites) for name in self._quantities.extra
+            ]
             columns += [z[:, place] for place in self._places]
             parts = [column.double().unsqueeze(1) for column in columns]
             return torch.cat([self._quantities.functions(z), *parts], 1).cpu().numpy()

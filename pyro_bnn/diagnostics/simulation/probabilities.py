@@ -77,21 +77,25 @@ class SimulationProbabilities(SimulationResult):
             OptionError: If there are fewer than 20 simulations.
         """
         num_bins = equal_bins(self.num_simulations, CELLS - 1)
-        found = {}
+        rows = {}
         for name, p in zip(self.names, self.probabilities.T, strict=True):
             cells = np.minimum((p * CELLS).astype(int), CELLS - 1)
-            found[name] = Finding(*symmetry_test(p), rank_uniformity(cells, CELLS - 1, num_bins))
-        return found
+            rows[name] = Finding(*symmetry_test(p), rank_uniformity(cells, CELLS - 1, num_bins))
+        return rows
 
     @property
     def uniformities(self) -> dict[str, Uniformity]:
         """How uniform the probabilities of each quantity are, by name."""
-        return {name: found.uniformity for name, found in self.findings.items()}
+        return {name: finding.uniformity for name, finding in self.findings.items()}
 
     def tests(self, name: str) -> dict[str, float]:
         """P-values of the tests of symmetry and of uniformity."""
-        _, symmetry, found = self.findings[name]
-        return {"symm. p": symmetry, "chi-sq p": found.p_value, "smooth p": found.smooth_p_value}
+        _, symmetry, uniformity = self.findings[name]
+        return {
+            "symm. p": symmetry,
+            "chi-sq p": uniformity.p_value,
+            "smooth p": uniformity.smooth_p_value,
+        }
 
     def is_symmetric(self, name: str) -> bool:
         """Whether no bias of a quantity was found."""
@@ -99,12 +103,12 @@ class SimulationProbabilities(SimulationResult):
 
     def words(self, name: str) -> list[str]:
         """What q is in a quantity, in words of `MEANINGS`; none where it is uniform."""
-        found, words = self.findings[name].uniformity, []
+        uniformity, words = self.findings[name].uniformity, []
         if not self.is_symmetric(name):
-            side = "biased high" if found.bias > 0 else "biased low"
-            words.append(side if abs(found.bias) >= SHAPE_ERRORS else "skewed")
-        if found.smallest[1] < self.threshold:
-            words += [word for word in found.shapes if word.startswith("too")]
+            side = "biased high" if uniformity.bias > 0 else "biased low"
+            words.append(side if abs(uniformity.bias) >= SHAPE_ERRORS else "skewed")
+        if uniformity.smallest[1] < self.threshold:
+            words += [word for word in uniformity.shapes if word.startswith("too")]
             words = words or ["uneven"]
         return words
 
@@ -120,13 +124,13 @@ class SimulationProbabilities(SimulationResult):
 
     def _row(self, name: str) -> dict[str, object]:
         distance, symmetry, _ = self.findings[name]
-        own = {"ks_distance": distance, "symmetry_p_value": symmetry}
-        return own | super()._row(name) | {"exact": name in self.exact}
+        row = {"ks_distance": distance, "symmetry_p_value": symmetry}
+        return row | super()._row(name) | {"exact": name in self.exact}
 
     def _verdict(self, name: str) -> str:
-        found, limit = self.findings[name], f"{self.threshold:.2g}"
-        test, value = found.uniformity.smallest
-        tests = f"symmetry p = {found.symmetry:.2g}, {test} p = {value:.2g}"
+        uniformity, limit = self.findings[name], f"{self.threshold:.2g}"
+        test, value = uniformity.uniformity.smallest
+        tests = f"symmetry p = {uniformity.symmetry:.2g}, {test} p = {value:.2g}"
         words = self.words(name)
         if not words:
             return f"{name}: consistent with a right q, {tests} (threshold {limit})."

@@ -32,11 +32,11 @@ class Quantities:
     Args:
         program: The model as tensor functions.
         x: Inputs ``[N, ...]``.
-        own: More quantities by name: each takes the values of all sites by name, ``[S, *shape]``,
+        extra: More quantities by name: each takes the values of all sites by name, ``[S, *shape]``,
             and returns ``[S]``.
 
     Raises:
-        OptionError: If a name of ``own`` is taken.
+        OptionError: If a name of ``extra`` is taken.
 
     References:
         Modrák, Moon, Kim, Bürkner, Huurre, Faltejsková, Gelman & Vehtari, "Simulation-Based
@@ -45,9 +45,9 @@ class Quantities:
     """
 
     def __init__(
-        self, program: Program, x: Tensor, own: Mapping[str, Quantity] | None = None
+        self, program: Program, x: Tensor, extra: Mapping[str, Quantity] | None = None
     ) -> None:
-        self.program, self.own = program, dict(own or {})
+        self.program, self.extra = program, dict(extra or {})
         num_outputs = program.num_function_outputs
         rows = evenly_spread(len(x), MAX_POINTS if num_outputs == 1 else MAX_POINTS // 2)
         self._outputs = evenly_spread(num_outputs, MAX_OUTPUTS)
@@ -63,11 +63,11 @@ class Quantities:
         ]
         self.function_names = tuple(points)
         names = [*points, "log likelihood", "log joint", *sites]
-        if taken := [name for name in self.own if name in names]:
+        if taken := [name for name in self.extra if name in names]:
             raise OptionError(
                 f"the quantity {taken[0]!r} is there already: give yours another name"
             )
-        self.names = (*names, *self.own)
+        self.names = (*names, *self.extra)
 
     def __call__(self, z: Float[Tensor, "S P"], batch: Batch) -> Float[np.ndarray, "S Q"]:
         """Values of all quantities, in the order of ``names``.
@@ -82,20 +82,20 @@ class Quantities:
             sites = self.program.constrain(z)
             columns = [likelihood, likelihood + prior]
             columns += [_scalar(value.double().reshape(len(z), -1)) for value in sites.values()]
-            columns += [self.own_value(name, sites) for name in self.own]
+            columns += [self.extra_value(name, sites) for name in self.extra]
         return torch.cat([f, torch.stack(columns, 1)], 1).cpu().numpy()
 
     def functions(self, z: Float[Tensor, "S P"]) -> Float[Tensor, "S n"]:
         """The network outputs among them, ``function_names``."""
         return self.program.function(z, self._x)[..., self._outputs].flatten(1).double()
 
-    def own_value(self, name: str, sites: Mapping[str, Tensor]) -> Float[Tensor, " S"]:
+    def extra_value(self, name: str, sites: Mapping[str, Tensor]) -> Float[Tensor, " S"]:
         """A quantity of the user's at the values of all sites.
 
         Raises:
             ShapeError: If it is not ``[S]``.
         """
-        value = self.own[name](sites).double()
+        value = self.extra[name](sites).double()
         num_draws = len(next(iter(sites.values())))
         if value.shape != (num_draws,):
             raise ShapeError(

@@ -59,12 +59,12 @@ class SimulationRanks(SimulationResult):
     @property
     def p_values(self) -> Float[np.ndarray, " Q"]:
         """P-values ``[Q]`` of the chi-square tests of uniform ranks."""
-        return np.array([found.p_value for found in self.uniformities.values()])
+        return np.array([uniformity.p_value for uniformity in self.uniformities.values()])
 
     def tests(self, name: str) -> dict[str, float]:
         """P-values of the chi-square test of a quantity and of the smooth test."""
-        found = self.uniformities[name]
-        return {"chi-sq p": found.p_value, "smooth p": found.smooth_p_value}
+        uniformity = self.uniformities[name]
+        return {"chi-sq p": uniformity.p_value, "smooth p": uniformity.smooth_p_value}
 
     def words(self, name: str) -> list[str]:
         """What the posterior of a quantity is, in words of `SHAPES`; none where it is uniform."""
@@ -82,22 +82,22 @@ class SimulationRanks(SimulationResult):
         return label, (-0.5, self.num_draws + 0.5)
 
     def _verdict(self, name: str) -> str:
-        found, limit = self.uniformities[name], f"{self.threshold:.2g}"
-        test, value = found.smallest
+        uniformity, limit = self.uniformities[name], f"{self.threshold:.2g}"
+        test, value = uniformity.smallest
         p = f"{test} p = {value:.2g}"
         if self.is_uniform(name):
             return f"{name}: consistent with uniform ranks, {p} (threshold {limit})."
-        meaning = "; ".join(SHAPES[word] for word in found.shapes)
+        meaning = "; ".join(SHAPES[word] for word in uniformity.shapes)
         return f"{name}: {self.shape_of(name)}, {p} < {limit}: {meaning}."
 
     def _limits(self) -> list[str]:
-        found = [
+        shapes = [
             f"Threshold: {FAMILY_ERROR:g} over two tests of {len(self.names)} quantities "
             f"(Bonferroni), so that a right posterior fails at most once in "
             f"{round(1 / FAMILY_ERROR)} such runs."
         ]
         if self.ess < ESS_SHARE * self.num_draws:
-            found.append(
+            shapes.append(
                 f"Draws are autocorrelated: the chains of the median simulation hold {self.ess:.0f}"
                 f" effective draws of the log joint, fewer than the {self.num_draws} that are "
                 "ranked, which alone bends ranks to a U (too narrow). Run longer chains (a larger "
@@ -105,9 +105,9 @@ class SimulationRanks(SimulationResult):
             )
         if any(self.num_diverging):
             chains = sum(count > 0 for count in self.num_diverging)
-            found.append(
+            shapes.append(
                 f"{sum(self.num_diverging)} draws diverge, in {chains} of {self.num_simulations} "
                 "simulations: their posteriors have parts that these trajectories do not enter, "
                 "which may bias ranks. Raise target_accept, or sample in double precision."
             )
-        return found
+        return shapes

@@ -115,13 +115,13 @@ class SimulationResult(ABC):
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("quantity")
 
     def _row(self, name: str) -> dict[str, object]:
-        found = self.uniformities[name]
+        uniformity = self.uniformities[name]
         return {
-            "p_value": found.p_value,
-            "smooth_p_value": found.smooth_p_value,
+            "p_value": uniformity.p_value,
+            "smooth_p_value": uniformity.smooth_p_value,
             "threshold": self.threshold,
-            "bias_z": found.bias,
-            "width_z": found.width,
+            "bias_z": uniformity.bias,
+            "width_z": uniformity.width,
             "verdict": self.shape_of(name),
             "num_simulations": self.num_simulations,
             "num_draws": self.num_draws,
@@ -157,12 +157,12 @@ class SimulationResult(ABC):
         rows, columns = grid_shape(len(self.names), MAX_COLUMNS)
         size = max(3.0 * columns, 6.6), 2.0 * rows + 0.9
         with canvas(*size, rows, columns, sharex=True, sharey=True) as (figure, axes):
-            for ax, (name, found) in zip(axes, self.uniformities.items(), strict=False):
-                num_bins = len(found.counts)
+            for ax, (name, uniformity) in zip(axes, self.uniformities.items(), strict=False):
+                num_bins = len(uniformity.counts)
                 edges = np.linspace(*ends, num_bins + 1)
                 limits = binomial_band(self.num_simulations, 1 / num_bins)
                 colour = METHODS[0 if self.is_uniform(name) else 1]
-                show_counts(ax, found.counts, edges, limits, colour)
+                show_counts(ax, uniformity.counts, edges, limits, colour)
                 smallest = min(self.tests(name).values())
                 ax.set_title(f"{name}\n{self.shape_of(name)}, p = {smallest:.2g}", fontsize=9)
                 ax.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -185,9 +185,9 @@ class SimulationResult(ABC):
             "",
             f"{'quantity':{width}}{tests}  {'bias z':>7}  {'width z':>7}  {self.VERDICT}",
         ]
-        for name, found in self.uniformities.items():
+        for name, uniformity in self.uniformities.items():
             tests = "".join(f"  {p:8.2g}" for p in self.tests(name).values())
-            sizes = f"{found.bias:7.1f}  {found.width:7.1f}"
+            sizes = f"{uniformity.bias:7.1f}  {uniformity.width:7.1f}"
             lines.append(f"{name:{width}}{tests}  {sizes}  {self.shape_of(name)}")
         lines += ["", self.NOTE, ""]
         failed = [name for name in self.names if not self.is_uniform(name)]

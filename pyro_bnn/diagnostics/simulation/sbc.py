@@ -31,7 +31,7 @@ from pyro_bnn.diagnostics.simulation.simulations import (
     DRAWS,
     ENGINE,
     TIES,
-    Engine,
+    EngineLike,
     Simulations,
     num_failed,
     simulated,
@@ -65,7 +65,7 @@ class RunsEach(Protocol):
 def simulation_based_calibration(
     model: Model,
     x: Tensor,
-    engine: Engine | RunsEach,
+    engine: EngineLike | RunsEach,
     *,
     num_simulations: int = 200,
     num_draws: int = 99,
@@ -194,7 +194,7 @@ class _Run:
 
 
 def _run_all(
-    engine: Engine | RunsEach,
+    engine: EngineLike | RunsEach,
     program: Program,
     simulations: Simulations,
     num_draws: int,
@@ -226,7 +226,7 @@ def _run_all(
 
 
 def _run_one(
-    engine: Engine,
+    engine: EngineLike,
     model: Model,
     x: Tensor,
     y: Tensor,
@@ -275,8 +275,8 @@ def _run_each(
             return [None]
         runs = []
         for half, part in enumerate(ys.tensor_split(2)):
-            part_seed, own = stream_seed(seed, ENGINE, half), f"{name}-{half}"
-            runs += _run_each(engine, model, x, part, part_seed, saved, own, progress=progress)
+            part_seed, folder = stream_seed(seed, ENGINE, half), f"{name}-{half}"
+            runs += _run_each(engine, model, x, part, part_seed, saved, folder, progress=progress)
         return runs
     diverging = np.sum(stats.get("diverging", np.zeros((len(z), 1))), axis=1)
     return [

@@ -24,7 +24,7 @@ MIN_SIMULATIONS = 20
 PRIOR, DATA, ENGINE, DRAWS, TIES = range(5)  # streams of random numbers
 
 
-class Engine(Protocol):
+class EngineLike(Protocol):
     """What is calibrated: anything that makes a posterior of a model and data."""
 
     def run(self, model: Model, data: Any, *, seed: int = 0, progress: bool = True) -> Posterior:
@@ -93,8 +93,8 @@ def proper_program(model: Model, x: Tensor) -> Program:
     _, like = tried(model, x[:1])
     x = x if like is None else x.to(like)
     with isolated(0):
-        observed = evaluate(model, {}, x).observed
-        y = observed["fn"].sample() if observed else x.new_zeros(len(x))
+        target = evaluate(model, {}, x).observed.get("y")
+        y = x.new_zeros(len(x)) if target is None else target["fn"].sample()
         program = Program(model, x, y, num_data=len(x))  # whatever classes y has
     if trained := [name for name, value in program.params.items() if value.requires_grad]:
         raise ModelError(

@@ -71,8 +71,8 @@ class Uniformity:
             "biased low": -self.bias,
         }
         least = max(SHAPE_ERRORS, max(sizes.values()) / 2)
-        found = [word for word, size in sizes.items() if size >= least]
-        return tuple(sorted(found, key=lambda word: -sizes[word])) or ("uneven",)
+        words = [word for word, size in sizes.items() if size >= least]
+        return tuple(sorted(words, key=lambda word: -sizes[word])) or ("uneven",)
 
 
 def rank_uniformity(ranks: Int[np.ndarray, " D"], num_draws: int, num_bins: int) -> Uniformity:

@@ -32,7 +32,7 @@ from pyro_bnn.diagnostics.simulation.simulations import (
     DRAWS,
     ENGINE,
     TIES,
-    Engine,
+    EngineLike,
     Simulations,
     num_failed,
     simulated,
@@ -45,7 +45,7 @@ from pyro_bnn.infer import SVI
 from pyro_bnn.infer.checkpoints.checkpoint import saved_in
 from pyro_bnn.infer.parallel.tasks import in_order
 from pyro_bnn.infer.svi.fit_each import fit_each, fits_at_once
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 
@@ -57,7 +57,7 @@ MEND = "lower the learning rate of its fit, or take a prior that makes fewer ext
 def variational_calibration(
     model: Model,
     x: Tensor,
-    engine: Engine,
+    engine: EngineLike,
     *,
     num_simulations: int = 200,
     num_draws: int = 999,
@@ -123,7 +123,7 @@ def variational_calibration(
     program, simulations = simulated(
         model, x, num_simulations, num_draws, seed, num_ranked=CELLS - 1
     )
-    estimands = Estimands(program, simulations.x, weights=weights, own=quantities)
+    estimands = Estimands(program, simulations.x, weights=weights, extra=quantities)
     generator = np.random.default_rng(stream_seed(seed, TIES))
     rows, exact, method = [], dict[int, float](), type(engine).__name__
     folder = None if checkpoint is None else Path(checkpoint)
@@ -154,7 +154,7 @@ def variational_calibration(
 
 
 def _fits(
-    engine: Engine,
+    engine: EngineLike,
     program: Program,
     simulations: Simulations,
     seed: int,
@@ -201,7 +201,7 @@ def _fits(
 
 
 def _fit(
-    engine: Engine, model: Model, x: Tensor, y: Tensor, seed: int, saved: Mapping[str, Any]
+    engine: EngineLike, model: Model, x: Tensor, y: Tensor, seed: int, saved: Mapping[str, Any]
 ) -> tuple[str, Guide] | None:
     """Method and guide of one fit; None where it failed."""
     try:

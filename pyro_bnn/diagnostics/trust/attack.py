@@ -108,6 +108,6 @@ def _gradient(posterior: Posterior, draws: Tensor, batch: Batch) -> Tensor:
         with torch.enable_grad():
             x = batch.x.detach().requires_grad_()
             values = program.log_likelihood(z, Batch(x, batch.y), params)
-            (found,) = torch.autograd.grad(-(weight * values).sum(), x)
-        total += found
+            (gradient,) = torch.autograd.grad(-(weight * values).sum(), x)
+        total += gradient
     return total

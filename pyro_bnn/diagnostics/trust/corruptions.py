@@ -22,7 +22,7 @@ from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 Image: TypeAlias = Float[np.ndarray, "K H W"]
 Corruption: TypeAlias = Callable[[Image, Any, np.random.Generator], Image]
-Scale: TypeAlias = Literal["cifar", "mnist"]
+CorruptionScale: TypeAlias = Literal["cifar", "mnist"]
 
 
 def _gaussian_noise(image: Image, sd: float, rng: np.random.Generator) -> Image:
@@ -97,9 +97,9 @@ def _mapped(image: Image, matrix: Sequence[Sequence[float]], shift: Sequence[flo
     from scipy import ndimage
 
     centre = (np.array(image.shape[1:]) - 1) / 2
-    own = np.asarray(matrix, dtype=float)
-    offset = centre - own @ centre + np.asarray(shift, dtype=float)
-    return np.stack([ndimage.affine_transform(c, own, offset, order=1) for c in image])
+    numbers = np.asarray(matrix, dtype=float)
+    offset = centre - numbers @ centre + np.asarray(shift, dtype=float)
+    return np.stack([ndimage.affine_transform(c, numbers, offset, order=1) for c in image])
 
 
 def _sign(rng: np.random.Generator) -> float:
@@ -165,7 +165,7 @@ KINDS: Mapping[str, Corruption] = {
     "stripe": _stripe,
 }
 
-COMMON: Mapping[Scale, Mapping[str, tuple[float, ...]]] = {
+COMMON: Mapping[CorruptionScale, Mapping[str, tuple[float, ...]]] = {
     "cifar": {
         "gaussian-noise": (0.04, 0.06, 0.08, 0.09, 0.10),
         "shot-noise": (500, 250, 100, 75, 50),
@@ -203,7 +203,7 @@ def corrupt(
     kind: str,
     severity: int,
     *,
-    scale: Scale = "mnist",
+    scale: CorruptionScale = "mnist",
     seed: int = 0,
     first_row: int = 0,
 ) -> Float[np.ndarray, "N *K H W"]:
@@ -247,9 +247,9 @@ def corrupt(
     if severity not in range(1, 6):
         raise OptionError(f"severity is 1, 2, 3, 4 or 5, not {severity!r}")
     number = constants[kind][int(severity) - 1]
-    found = np.empty_like(images)
+    corrupted = np.empty_like(images)
     for row, image in enumerate(images):
         rng = np.random.default_rng([seed, first_row + row])
         channels = image if image.ndim == 3 else image[None]
-        found[row] = KINDS[kind](channels, number, rng).reshape(image.shape)
-    return found.clip(0, 1)
+        corrupted[row] = KINDS[kind](channels, number, rng).reshape(image.shape)
+    return corrupted.clip(0, 1)

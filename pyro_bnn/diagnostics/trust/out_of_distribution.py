@@ -44,11 +44,11 @@ def novelty_scores(
         >>> scores["entropy"].round(4).tolist(), scores["mutual information"].tolist()
         ([0.0, 0.6931], [0.0, 0.0])
     """
-    found = class_uncertainty(probs)
+    uncertainty = class_uncertainty(probs)
     scores = {
         "one minus largest probability": 1 - np.asarray(probs, dtype=float).mean(0).max(-1),
-        "entropy": found.entropy,
-        "mutual information": found.mutual_information,
+        "entropy": uncertainty.entropy,
+        "mutual information": uncertainty.mutual_information,
     }
     if logits is not None:
         logits = check_axes("logits", logits, "S N C")

@@ -21,7 +21,7 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.models.linear_regression import ExactPosterior, LinearRegression
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 
 
 class Ascent(Run[GuidePosterior]):

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_bnn.guides import AutoMultivariateNormal, Guide
 from pyro_bnn.infer.conjugate.ascent import Ascent, ConjugateEngine
 from pyro_bnn.models.linear_regression import ExactPosterior
-from pyro_bnn.posterior.nature import Kind
+from pyro_bnn.posterior.nature import PosteriorKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Exact(ConjugateEngine):
         0.9
     """
 
-    posterior_kind: ClassVar[Kind | None] = "exact"
+    posterior_kind: ClassVar[PosteriorKind | None] = "exact"
 
     _guide: ClassVar[type[Guide]] = AutoMultivariateNormal
     _has_start: ClassVar[bool] = False

@@ -18,15 +18,16 @@ from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.ensembles.members import engine_of, members_start
 from pyro_bnn.infer.ensembles.pushes import Kind, Push, push_of
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.steps.descent import LEARNING_RATE
+from pyro_bnn.infer.steps.rounds import AUTO, NumSteps
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.infer.svi.options import LEARNING_RATE, GuideSpec, name_of
-from pyro_bnn.infer.svi.rounds import AUTO, NumSteps
+from pyro_bnn.infer.svi.options import GuideSpec, name_of
+from pyro_bnn.infer.svi.step_loss import StepLoss
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
-from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.nature import Kind as PosteriorKind
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 from pyro_bnn.program.terms import Batch
 
 OF_SVI = ("num_steps", "learning_rate", "batch_size", "compile")
@@ -175,6 +176,33 @@ class Ensemble(Engine[GuidePosterior]):
         return Start(problem, asdict(self), make)
 
 
+class PushedLoss(StepLoss):
+    """The loss of all members, and what pushes them apart or anchors them.
+
+    Args:
+        push: What is added.
+        args: Arguments of ``StepLoss``.
+    """
+
+    def __init__(self, push: Push, *args: Any) -> None:
+        super().__init__(*args)
+        self._push = push
+
+    def terms(
+        self,
+        variables: Sequence[Tensor],
+        noise: Sequence[Tensor],
+        rows: Batch,
+        kl_weight: Tensor | float,
+        estimator: Estimator | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss with the push; see the base class."""
+        loss, others = super().terms(variables, noise, rows, kl_weight, estimator)
+        named = dict(zip(self.names, variables, strict=True))
+        z = [named[f"guide.{name}"] for name in ("loc", "values") if f"guide.{name}" in named]
+        return loss + self._push(torch.cat(z, -1), rows, self.program.params), others
+
+
 class MembersRun(Training):
     """The steps of all members.
 
@@ -208,27 +236,18 @@ class MembersRun(Training):
         )
         self.title = self.method = problem.engine
 
+    def _make_loss(self) -> StepLoss:
+        push = self._push
+        if push is None:
+            return super()._make_loss()
+        return PushedLoss(push, self.svi, self.program, self.guide, self.names, self.seed)
+
     @property
     def needs_all_rows(self) -> bool:
         """Whether each row has noise of its target, by its place."""
         return self.engine.kind == "rto"
 
-    def _terms_of_loss(
-        self,
-        variables: Sequence[Tensor],
-        noise: Sequence[Tensor],
-        rows: Batch,
-        kl_weight: Tensor | float,
-        estimator: Estimator | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        loss, told = super()._terms_of_loss(variables, noise, rows, kl_weight, estimator)
-        if self._push is None:
-            return loss, told
-        named = dict(zip(self.names, variables, strict=True))
-        own = [named[f"guide.{name}"] for name in ("loc", "values") if f"guide.{name}" in named]
-        return loss + self._push(torch.cat(own, -1), rows, self.program.params), told
-
     def described(self) -> dict[str, Any]:
         """The options of an ensemble of points."""
-        own = {"schedule": self.svi.schedule, "compiled": self.is_compiled}
-        return asdict(self.engine) | own | {"num_steps": self.position}
+        of_run = {"schedule": self.svi.schedule, "compiled": self.is_compiled}
+        return asdict(self.engine) | of_run | {"num_steps": self.position}

@@ -21,7 +21,7 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run, drive
 from pyro_bnn.infer.svi.options import GuideSpec, name_of
 from pyro_bnn.infer.svi.svi import SVI
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 MEMBER = 121  # and following, streams of the members' seeds

@@ -50,7 +50,7 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.errors import OptionError, SiteError
-from pyro_bnn.infer.natural.gaussian_prior import normal_entries
+from pyro_bnn.infer.curvature.gaussian_prior import normal_entries
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution

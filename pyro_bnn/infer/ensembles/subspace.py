@@ -23,13 +23,15 @@ from pyro_bnn.infer.ensembles.members import require_weights
 from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
 from pyro_bnn.infer.ensembles.swag import BATCH_SIZE, SWAG
 from pyro_bnn.infer.mcmc.nuts import NUTS
-from pyro_bnn.infer.mcmc.potentials import potential_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
-from pyro_bnn.infer.svi.adam import PlainAdam
+from pyro_bnn.infer.steps.adam import PlainAdam
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.infer.svi.options import name_of
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import NUM_SAMPLES, DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior.posterior import NUM_SAMPLES, Posterior
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 Kind: TypeAlias = Literal["random", "pca", "curve"]

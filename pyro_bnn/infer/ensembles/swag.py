@@ -27,16 +27,15 @@ from pyro_bnn.infer.compiling import C_TIME, check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.ensembles.iterates import Iterates
 from pyro_bnn.infer.inputs import new_guide
-from pyro_bnn.infer.mcmc.potentials import potential_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import GradientRun
 from pyro_bnn.infer.sgmcmc.tuning import largest_curvature
-from pyro_bnn.infer.svi.descent import Descent
-from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.steps.descent import LEARNING_RATE, Descent
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.infer.warm_start import started
 from pyro_bnn.memory import GIB
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import GuidePosterior
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.predictive.moments import log_mean

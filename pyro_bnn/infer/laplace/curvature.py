@@ -9,12 +9,10 @@ from torch import Tensor
 
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.guides.kronecker import layers_with_bias
-from pyro_bnn.infer.laplace.kronecker import Factors, Kronecker, factors_of
+from pyro_bnn.infer.curvature.kronecker import Factors, Kronecker, factors_of
+from pyro_bnn.infer.curvature.precision import Dense, Diagonal, LowRank, largest
+from pyro_bnn.infer.curvature.rows import NewtonCurvature, RowTermsOf
 from pyro_bnn.infer.laplace.mode import MinusLogJoint
-from pyro_bnn.infer.natural.options import NewtonCurvature
-from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank
-from pyro_bnn.infer.natural.rows import RowTermsOf
-from pyro_bnn.infer.natural.slang import largest
 
 Structure: TypeAlias = Literal["full", "kron", "diagonal", "low_rank"]
 DENSE = 5_000  # entries of z, above which a matrix of all is too much

@@ -15,21 +15,22 @@ from pyro_bnn.checks import check_choice, check_positive_int
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, Guide
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.curvature.rows import NewtonCurvature
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
 from pyro_bnn.infer.laplace.mode import ALONG_KINKS, FARTHEST, MinusLogJoint, Mode, polish, settle
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
-from pyro_bnn.infer.natural.options import NewtonCurvature
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.options import LEARNING_RATE
+from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
 from pyro_bnn.posterior.nature import Fault, Nature
-from pyro_bnn.posterior.posterior import GuidePosterior, LaplacePosterior
 from pyro_bnn.priors.hierarchy import hierarchies
 
 logger = logging.getLogger("pyro_bnn")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.handled import model_name
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, normal_entries
-from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior, normal_entries
+from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.program.batched import plain_attention
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch

@@ -26,18 +26,19 @@ from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.compiling import check_compile, is_compiled
 from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.inputs import unchanged
+from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS
 from pyro_bnn.infer.mcmc.kernel import Kernel
 from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import Lockstep
-from pyro_bnn.infer.mcmc.potentials import Target, of_each, of_one
+from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
-from pyro_bnn.infer.mcmc.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
-from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.infer.steps.potentials import Target, of_each, of_one
+from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts, known_before, stream_seed
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -68,7 +69,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     mass_matrix: MassMatrix = "diagonal"
     compile: Literal["auto"] | bool = "auto"
 
-    posterior_kind: ClassVar[Kind | None] = "biased chains"
+    posterior_kind: ClassVar[PosteriorKind | None] = "biased chains"
 
     # trajectories from the last window on over the length that was found
     _stretch: ClassVar[int] = 1
@@ -252,10 +253,9 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             num_chains * program.num_latents,
         )
         set_up = time.perf_counter()
-        chains = Lockstep(
+        chains = in_lockstep(
             self._kernel,
-            potential,
-            tuple(data),
+            Energy(potential, tuple(data), (1,) if target.has_many else ()),  # y
             starts,
             first_mass(
                 potential(starts, *data)[1], self.mass_matrix, each=target.has_many, known=known
@@ -263,12 +263,13 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             limit=self._limit,
             target_accept=self._target,
             seed=stream_seed(seed, MAX_STARTS),
-            name=f"the {type(self).__name__} step of {model_name(program.model)}",
-            captured=path != "eager" and not is_over,
-            compiled=compiled if path is None else path in ("apart", "compiled"),
-            apart=path in (None, "apart"),
-            strict=self.compile is True,
-            own_inputs=(1,) if target.has_many else (),  # y
+            graphs=Graphs(
+                f"the {type(self).__name__} step of {model_name(program.model)}",
+                captured=path != "eager" and not is_over,
+                compiled=compiled if path is None else path in ("apart", "compiled"),
+                strict=self.compile is True,
+                apart=path in (None, "apart"),
+            ),
         )
         recording = "compile" if chains.compile_path in ("apart", "compiled") else "capture"
         phases = {"set-up": set_up - began, recording: time.perf_counter() - set_up}

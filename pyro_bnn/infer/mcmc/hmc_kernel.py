@@ -28,13 +28,13 @@ from torch import Tensor
 
 from pyro_bnn.infer.mcmc.leapfrog import (
     MAX_ENERGY_ERROR,
-    Potential,
     Start,
     energy_error,
     kinetic,
     leapfrog,
 )
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 
 STATISTICS = ("lp", "energy", "n_steps", "acceptance_rate", "diverging")
 AIM = "acceptance_rate"

@@ -34,8 +34,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 
 MINIMAL_NORM = 0.1931833275037836  # share of a step in its first and in its last kick
 

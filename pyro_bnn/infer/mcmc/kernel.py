@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pyro_bnn.infer.mcmc.leapfrog import Potential, Start
+from pyro_bnn.infer.mcmc.leapfrog import Start
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 
 
 class Kernel(Protocol):

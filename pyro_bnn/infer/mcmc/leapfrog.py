@@ -10,16 +10,13 @@ It is reversible, keeps volumes, and its energy error over a trajectory is of or
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pyro_bnn.infer.mcmc.mass import Mass
-
-Potential: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
-"""Maps z ``[C, P]``, and maybe data, to U ``[C]``, minus the log density, and its gradient."""
+from pyro_bnn.infer.steps.potentials import Potential
 
 Start: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Where trajectories start: z ``[C, P]``, U there ``[C]``, its gradient ``[C, P]``."""

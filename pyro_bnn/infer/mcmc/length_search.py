@@ -40,7 +40,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.mcmc.store import turns_of
+from pyro_bnn.infer.steps.store import turns_of
 
 FACTORS = (0.5, 0.5**0.5, 1.0, 2**0.5, 2.0)  # of the middle length
 FIRST = 16  # steps in the mean, before there are draws

@@ -9,20 +9,15 @@ Chains that no longer adapt need no look after every step, which in a small netw
 of it: the graph itself then notes the draws of a block of steps, and takes the momenta of the
 trajectories that follow from a supply.
 
-Up to ``MOST_APART`` chains on a processor are moved apart instead, where their step can be written
-in C (:mod:`~pyro_bnn.capture.c_library`): each by steps of its own, a block of them in one call, on
-as many threads as torch has. They meet after every block, in the warm-up too. What they draw is the
-same for every number of threads.
+How a step computes is of the two classes in :mod:`~pyro_bnn.infer.mcmc.chains`.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -30,25 +25,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from pyro_bnn.capture.c_library import compile_c
 from pyro_bnn.capture.captured import Captured
-from pyro_bnn.errors import CaptureError, FileFormatError
+from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import step_size as averaging
 from pyro_bnn.infer.mcmc.kernel import Kernel
-from pyro_bnn.infer.mcmc.leapfrog import Potential, Start
+from pyro_bnn.infer.mcmc.leapfrog import Start
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.step_size import DualAveraging
-
-logger = logging.getLogger("pyro_bnn")
+from pyro_bnn.infer.steps.potentials import Potential
 
 UNIFORM_STEPS = 256  # whose uniform numbers are drawn at once
-BLOCK = 16  # steps between two looks at chains that no longer adapt
-BLOCK_APART, MOST_STEPS = 64, 256  # least and most steps in a block of chains moved apart
-BLOCK_APART_BYTES = 1 << 23  # of its draws, where there are more than the least
-MOST_APART = 64  # chains that are moved apart; in a batch of more each costs less
-FEW_CHAINS = 8  # up to which those that are done go along in a batch to the end
 # of the draws of a block; where they would take more, a look after every step
 BLOCK_BYTES = 1 << 25
+
+
+class Energy(NamedTuple):
+    """What the chains move by.
+
+    Attributes:
+        potential: U and its gradient at z ``[C, P]`` and the inputs; a pure function of tensors.
+        inputs: What it takes beside z, such as the data.
+        by_chain: Numbers of the inputs that have a row a chain.
+    """
+
+    potential: Potential
+    inputs: Sequence[Tensor] = ()
+    by_chain: Sequence[int] = ()
+
+
+class Graphs(NamedTuple):
+    """How a step is to compute.
+
+    Attributes:
+        name: What is sampled, for log lines.
+        captured: Whether the step is recorded as a graph.
+        compiled: Whether that graph is compiled.
+        strict: Whether a step that cannot be compiled is an error.
+        apart: Whether chains may be moved apart.
+    """
+
+    name: str
+    captured: bool = True
+    compiled: bool = False
+    strict: bool = False
+    apart: bool = True
 
 
 class Log(NamedTuple):
@@ -67,7 +87,7 @@ class Log(NamedTuple):
     grad: Tensor
 
 
-class Drawn(NamedTuple):
+class BlockDraws(NamedTuple):
     """Draws of a block of steps, a chain's in their order.
 
     Attributes:
@@ -83,24 +103,18 @@ class Drawn(NamedTuple):
     grad: Tensor
 
 
-class Lockstep:
-    """Chains of one kernel, moved by one captured step.
+class Lockstep(ABC):
+    """Chains of one kernel, moved by one captured step; a subclass says how.
 
     Args:
         kernel: The state machine.
-        potential: U and its gradient at z ``[C, P]`` and other inputs; a pure function of tensors.
-        inputs: What the potential takes beside z, such as the data.
+        energy: What the chains move by.
         starts: Where the chains start ``[C, P]``.
         mass: First mass matrix; later ones have its shapes.
         limit: Length of trajectories, as the kernel counts: most points, or mean steps.
         target_accept: Acceptance rate, or other ``AIM`` of the kernel, that step sizes aim at.
         seed: Seed of momenta and choices.
-        name: What is sampled, for log lines.
-        captured: Whether the step is recorded as a graph.
-        compiled: Whether that graph is compiled.
-        apart: Whether chains may be moved apart.
-        strict: Whether a step that cannot be compiled is an error.
-        own_inputs: Indices of the inputs that have a row a chain.
+        graphs: How a step is to compute.
 
     Attributes:
         chains: Numbers of the chains in the batch ``[C]``; all, until some are dropped.
@@ -114,31 +128,26 @@ class Lockstep:
         block: How many steps :meth:`steps` takes at most.
     """
 
+    is_apart: ClassVar[bool]
+
     def __init__(
         self,
         kernel: Kernel,
-        potential: Potential,
-        inputs: Sequence[Tensor],
+        energy: Energy,
         starts: Tensor,
         mass: Mass,
         *,
         limit: int,
         target_accept: float,
         seed: int,
-        name: str,
-        captured: bool = True,
-        compiled: bool,
-        strict: bool,
-        apart: bool = True,
-        own_inputs: Sequence[int] = (),
+        graphs: Graphs,
     ) -> None:
-        self._kernel, self._potential, self._inputs = kernel, potential, tuple(inputs)
-        self._own_inputs = own_inputs
+        self._kernel, self._energy, self._inputs = kernel, energy, tuple(energy.inputs)
         self._like, self._limit, self._target = starts, limit, target_accept
         self.columns, self.aim = (*kernel.STATISTICS, "step_size"), kernel.AIM
         self._aim = self.columns.index(self.aim)
         self._generator = torch.Generator(starts.device).manual_seed(seed)
-        value, grad = (v.detach() for v in potential(starts, *inputs))
+        value, grad = (v.detach() for v in energy.potential(starts, *self._inputs))
         self.chains: NDArray[np.int64] = np.arange(len(starts))
         self.mass = mass
         self._uniforms = self._uniform_block()
@@ -149,26 +158,34 @@ class Lockstep:
         self.step_size = torch.ones_like(value)
         self._averages = averaging.start(self.step_size)
         self._adapting = torch.ones_like(value, dtype=torch.bool)
-        may_part = compiled and apart and len(starts) <= MOST_APART and starts.is_cpu
-        self.is_apart = may_part and self._move_apart(name, captured=captured)
-        if self.is_apart:
-            self.compile_path = "apart"
-            return
-        self._make_block(BLOCK)
-        self._captured = Captured(
-            self._iterate,
-            name,
-            enabled=captured,
-            compiled=compiled,
-            # tensors with a row a chain; of few chains a graph of their own number compiles sooner
-            rows=dict.fromkeys(self._own(), 0) if len(starts) > FEW_CHAINS else {},
-            num_state=self._num_state(),
-            strict=strict,
-            in_order=True,
-        )
+        self._make_block(self._longest_block())
+        self._captured = self._record(graphs)
         self._bind()
-        self._captured.is_strict = False  # a run that has begun ends, if slower
-        self.compile_path = self._captured.path
+        self.compile_path = "apart" if self.is_apart else self._captured.path
+
+    # To be written by a subclass
+
+    @abstractmethod
+    def _longest_block(self) -> int:
+        """How many steps a block may have, if their draws fit into memory."""
+
+    @abstractmethod
+    def _record(self, graphs: Graphs) -> Captured:
+        """The step as a graph that writes over its state."""
+
+    @abstractmethod
+    def _bind_to(self, tensors: Sequence[Tensor]) -> None:
+        """Bind the graph to the tensors of a step."""
+
+    @abstractmethod
+    def _advance(self, num_steps: int) -> None:
+        """Move all chains by the uniform numbers that are left."""
+
+    @abstractmethod
+    def serves(self, num_chains: int) -> bool:
+        """Whether the step is there for so many chains, without another graph."""
+
+    # Moving
 
     def _make_block(self, block: int) -> None:
         """Momenta and a log for a block of steps, as far as memory goes."""
@@ -183,66 +200,25 @@ class Lockstep:
             torch.zeros_like(noted),
         )
 
-    def _move_apart(self, name: str, *, captured: bool) -> bool:
-        """Have a step of one chain in C, and threads for the chains; False where that cannot be.
-
-        A run that is over is restored with blocks of the same shape and no step.
-        """
-        before, self._num_threads = self._generator.get_state(), torch.get_num_threads()
-        longest = min(MOST_STEPS, BLOCK_APART_BYTES // self._like.nbytes)
-        self._make_block(max(BLOCK_APART, longest))
-        self._captured = Captured(
-            self._iterate,
-            name,
-            enabled=captured,
-            compiled=True,
-            compiler=compile_c,
-            num_state=self._num_state(),
-            strict=True,
-        )
-        try:
-            if self.block > 1:
-                with one_thread():
-                    self._bind(apart=True)
-                return True
-        except CaptureError:
-            logger.debug("%s is not written in C", name, exc_info=True)
-        self._generator.set_state(before)
-        return False
-
-    def _bind(self, *, apart: bool = False) -> None:
-        """Bind the captured step to the tensors, of all chains or of each."""
-        tensors, turn = self._tensors(), self._turn.clone()
+    def _bind(self) -> None:
+        turn = self._turn.clone()
         self._turn.zero_()  # a trial of a new graph finds uniform numbers, though all are used up
-        if not apart:
-            self._calls = [self._captured.bind(*tensors)]
-            self._threads = None
-        else:
-            own = set(self._own())
-            self._calls = [
-                self._captured.bind(
-                    *(t.narrow(0, c, 1) if i in own else t for i, t in enumerate(tensors))
-                )
-                for c in range(len(self.chains))
-            ]
-            num_threads = min(self._num_threads, len(self._calls))
-            self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+        self._bind_to(self._tensors())
         self._turn.copy_(turn)
 
     def _num_state(self) -> int:
         """How many tensors a step overwrites."""
         return len(tree_leaves(self._parts()[0]))
 
-    def _own(self) -> list[int]:
+    def _by_chain(self) -> list[int]:
         """Which tensors of a step have a row a chain."""
         num_state = self._num_state()
         first_input = len(self._tensors()) - len(self._inputs)
-        own = [*range(num_state + 3), *(first_input + i for i in self._own_inputs)]
-        if self.mass.scale.ndim == 2:
-            own.append(num_state + 3)
-        return own
+        of_mass = [num_state + 3] if self.mass.scale.ndim == 2 else []
+        of_inputs = [first_input + i for i in self._energy.by_chain]
+        return [*range(num_state + 3), *of_inputs, *of_mass]
 
-    def steps(self, num_steps: int) -> Drawn:
+    def steps(self, num_steps: int) -> BlockDraws:
         """Move all chains by a block of steps, or fewer; what they drew meanwhile."""
         self._move(min(num_steps, self.block))
         log, count = self._log, _on_host(self._log.num_drawn)
@@ -250,7 +226,7 @@ class Lockstep:
         turns = np.arange(len(places)) - np.repeat(count.cumsum() - count, count)
         noted = self._at(places), self._at(turns)
         stats = _on_host(log.stats[noted]).astype(np.float64)
-        drawn = Drawn(
+        drawn = BlockDraws(
             places,
             log.z[noted],
             np.column_stack([stats, _on_host(self.step_size)[places]]),
@@ -271,15 +247,6 @@ class Lockstep:
             self._advance(count)
             num_steps -= count
 
-    def _advance(self, num_steps: int) -> None:
-        """Move all chains by the uniform numbers that are left."""
-        if self._threads is None:
-            for call in self._calls:
-                call(num_steps)
-        else:
-            for done in [self._threads.submit(call, num_steps) for call in self._calls]:
-                done.result()
-
     def restart(self, mass: Mass, *, limit: int) -> None:
         """Start all trajectories over from the latest draws, with step sizes found anew.
 
@@ -287,7 +254,7 @@ class Lockstep:
             mass: The new mass matrix.
             limit: Of the trajectories from now on, as the kernel counts.
         """
-        for old, new in zip(_given(self.mass), _given(mass), strict=True):
+        for old, new in zip(_tensors_of(self.mass), _tensors_of(mass), strict=True):
             old.copy_(new)
         self._points.fill_(limit)
         everyone = torch.arange(len(self.chains), device=self._like.device)
@@ -301,13 +268,13 @@ class Lockstep:
             self._advance(1)
             self._turn.copy_(turn)
             of_draws = self._state.stats[:, self._aim]
-            found = torch.where(self._state.ended, of_draws, self._state.accept_sum)
+            aim = torch.where(self._state.ended, of_draws, self._state.accept_sum)
             if self._kernel.ORDER is None:
-                return -found.log()
-            return -math.log(averaging.CROSSING) * found / self._target  # crosses at the target
+                return -aim.log()
+            return -math.log(averaging.CROSSING) * aim / self._target  # crosses at the target
 
         step_size = averaging.reasonable(energy_error, self.step_size.clone())
-        if self._kernel.ORDER is not None and not self._own_inputs:
+        if self._kernel.ORDER is not None and not self._energy.by_chain:
             # of one step's error, which may be small by chance; too long a step is not rejected
             step_size = torch.minimum(step_size, step_size.median())
         self._begin(everyone, start, self._normal(len(everyone)), step_size)
@@ -326,36 +293,26 @@ class Lockstep:
             getattr(self._state, name).fill_(value)
 
     def fix(self, places: NDArray[np.int64]) -> None:
-        """End the adaptation of the step sizes of chains at places in the batch.
-
-        Those that are in a trajectory, with a step size that changes, begin another one.
-        """
+        """End the adaptation of the step sizes of chains at places in the batch."""
         at = self._at(places)
         self.step_size[at] = self._final()[at]
         self._adapting[at] = False
-        if self.is_apart:
-            start = self._kernel.position(self._state, at)
-            self._begin(at, start, self._normal(len(at)), self.step_size[at])
-
-    def serves(self, num_chains: int) -> bool:
-        """Whether the step is there for so many chains, without another graph."""
-        return self.is_apart or self._captured.serves(num_chains)
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
         """Go on with the chains at these places in the batch alone."""
         self.chains, places = self.chains[chosen], self._at(chosen)
-        moving, given, *_ = self._parts()
+        moving, per_chain, *_ = self._parts()
         self._state, self._averages, self.step_size, self._turn, self._log = tree_map(
             lambda value: value[places], moving
         )
-        self._adapting, self._momenta, self._uniforms = (value[places] for value in given)
+        self._adapting, self._momenta, self._uniforms = (value[places] for value in per_chain)
         if self.mass.scale.ndim == 2:
             self.mass = Mass(self.mass.scale[places])
         self._inputs = tuple(
-            value[places] if i in self._own_inputs else value
+            value[places] if i in self._energy.by_chain else value
             for i, value in enumerate(self._inputs)
         )
-        self._bind(apart=self.is_apart)
+        self._bind()
 
     # Between two steps
 
@@ -383,15 +340,15 @@ class Lockstep:
             raise FileFormatError(f"the state is of chains {chosen}, not of {len(self.chains)}")
         if len(chosen) < len(self.chains):
             self.keep(chosen)
-        own, saved = self._changing(), state["changing"]
+        present, saved = self._changing(), state["changing"]
         theirs = {name: (value.shape, value.dtype) for name, value in saved.items()}
-        if theirs != {name: (value.shape, value.dtype) for name, value in own.items()}:
+        if theirs != {name: (value.shape, value.dtype) for name, value in present.items()}:
             raise FileFormatError("the state is of other chains: its tensors have other shapes")
         uniforms, num_used = state["uniforms"], state["num_used"]
         fits = (uniforms.shape, uniforms.dtype) == (self._uniforms.shape, self._uniforms.dtype)
         if not fits or type(num_used) is not int or not 0 <= num_used <= UNIFORM_STEPS:
             raise FileFormatError("the state is of other chains: its uniform numbers do not fit")
-        for name, value in own.items():
+        for name, value in present.items():
             value.copy_(saved[name])
         is_limit = 0 < int(self._points) <= self._limit
         if not is_limit or not self._kernel.is_possible(self._state, self._limit):
@@ -420,8 +377,8 @@ class Lockstep:
     def _parts(self) -> tuple[Any, ...]:
         """What a step takes: what it overwrites; what else has a row a chain; what they share."""
         moving = self._state, self._averages, self.step_size, self._turn, self._log
-        given = self._adapting, self._momenta, self._uniforms
-        return moving, given, _given(self.mass), self._points, self._inputs
+        per_chain = self._adapting, self._momenta, self._uniforms
+        return moving, per_chain, _tensors_of(self.mass), self._points, self._inputs
 
     def _tensors(self) -> list[Tensor]:
         return tree_leaves(self._parts())
@@ -429,12 +386,12 @@ class Lockstep:
     def _iterate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """State, averages, step sizes and log after a step, from all that it takes."""
         parts = tree_unflatten(tensors, tree_structure(self._parts()))
-        moving, given, mass, points, inputs = parts
+        moving, per_chain, mass, points, inputs = parts
         state, averages, step_size, turn, log = moving
-        adapting, momenta, uniforms = given
+        adapting, momenta, uniforms = per_chain
 
         def potential(z: Tensor) -> tuple[Tensor, Tensor]:
-            return self._potential(z, *inputs)
+            return self._energy.potential(z, *inputs)
 
         chains = torch.arange(step_size.shape[0], device=step_size.device)
         momentum = momenta[chains, log.num_drawn]
@@ -464,7 +421,7 @@ class Lockstep:
 
     def _final(self) -> Tensor:
         """Step sizes as adapted so far ``[C]``; chains of one density share what they found."""
-        if self._own_inputs:
+        if self._energy.by_chain:
             return averaging.final(self._averages)
         order = self._kernel.ORDER
         return averaging.shared(self._averages, 2 if order is None else -order)
@@ -512,26 +469,12 @@ class Lockstep:
         return numbers.transpose(0, 1).contiguous()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations of torch on one thread, while chains have the others.
-
-    What else they do is small, and waiting for a second thread of torch's own would cost more.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _on_host(values: Tensor) -> NDArray[Any]:
     """An array with the values; of a tensor on the CPU a view."""
     array: NDArray[Any] = values.cpu().numpy()
     return array
 
 
-def _given(mass: Mass) -> list[Tensor]:
+def _tensors_of(mass: Mass) -> list[Tensor]:
     """The tensors that a mass matrix has."""
     return [value for value in mass if value is not None]

@@ -17,9 +17,9 @@ from tqdm.auto import tqdm
 
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import DataError
-from pyro_bnn.infer.mcmc.potentials import of_one
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.adam import PlainAdam
+from pyro_bnn.infer.steps.adam import PlainAdam
+from pyro_bnn.infer.steps.potentials import of_one
 
 HELD_OUT = 0.1  # of the rows
 LOOK = 10  # steps between two looks at the held-out rows

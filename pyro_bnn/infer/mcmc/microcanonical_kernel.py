@@ -54,8 +54,9 @@ from torch import Tensor
 from pyro_bnn.infer.mcmc import hmc_kernel
 from pyro_bnn.infer.mcmc.hmc_kernel import choose, drawn_length
 from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS, refresh, unit
-from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Potential, Start
+from pyro_bnn.infer.mcmc.leapfrog import MAX_ENERGY_ERROR, Start
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 
 PARTS = 4  # draws of the unadjusted sampler within the memory of a velocity, which is given
 STRETCH = 2  # memory over the length that is found, of which draws are a quarter apart

@@ -14,8 +14,8 @@ from pyro_bnn.infer.mcmc.mclmc import MCLMC
 from pyro_bnn.infer.mcmc.members import train
 from pyro_bnn.infer.mcmc.sampling import MassMatrix
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class MILE(Engine[DrawsPosterior]):
         2
     """
 
-    posterior_kind: ClassVar[Kind | None] = "members"
+    posterior_kind: ClassVar[PosteriorKind | None] = "members"
 
     num_members: int = 12
     member_learning_rate: float = 0.01

@@ -38,13 +38,13 @@ from torch import Tensor
 from pyro_bnn.infer.mcmc.leapfrog import (
     MAX_ENERGY_ERROR,
     Point,
-    Potential,
     Start,
     energy_error,
     kinetic,
     leapfrog,
 )
 from pyro_bnn.infer.mcmc.mass import Mass
+from pyro_bnn.infer.steps.potentials import Potential
 
 MAX_DEPTH = 20  # of trees: a million steps
 

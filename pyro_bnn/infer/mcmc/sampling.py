@@ -29,15 +29,17 @@ from torch import Tensor
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
+from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS
 from pyro_bnn.infer.mcmc.length_search import LengthSearch
-from pyro_bnn.infer.mcmc.lockstep import BLOCK_APART, MOST_STEPS, Drawn, Lockstep, one_thread
+from pyro_bnn.infer.mcmc.lockstep import BlockDraws, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
-from pyro_bnn.infer.mcmc.store import DrawStore, turns_of
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.infer.steps.store import DrawStore, turns_of
+from pyro_bnn.infer.steps.threads import one_thread
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 
 SHORT = 64  # points of trajectories in the first window, twice as many in each that follows
 MOST_IDLE = 0.25  # of the chains are done before the batch shrinks to the others
@@ -98,7 +100,7 @@ class Sampling(Run[DrawsPosterior]):
         last: Fields of the kernel's state and their values from the last window on.
         stretch: How many times the length that was found trajectories have from there on.
         path: File for the draws of a run that others go on with; see
-            :class:`~pyro_bnn.infer.mcmc.store.DrawStore`.
+            :class:`~pyro_bnn.infer.steps.store.DrawStore`.
         phases: Seconds of the phases before.
         options: Of the engine, for the provenance.
     """
@@ -314,7 +316,7 @@ class Sampling(Run[DrawsPosterior]):
         else:
             self._tune(drawn)
 
-    def _learn(self, drawn: Drawn, window: Window) -> None:
+    def _learn(self, drawn: BlockDraws, window: Window) -> None:
         """Take in draws until the chains together have theirs; then start over with their mass."""
         chains, search = self._chains, self._search if self._number else None
         window.add(drawn)
@@ -353,7 +355,7 @@ class Sampling(Run[DrawsPosterior]):
         """Whether a chain does not keep its draws yet."""
         return bool((self._left > self._num_samples).any())
 
-    def _tune(self, drawn: Drawn) -> None:
+    def _tune(self, drawn: BlockDraws) -> None:
         """In the last window a chain's first draws tune its step size; the others are kept.
 
         Those that a block holds beyond the last one that tunes have a step size that still changed,

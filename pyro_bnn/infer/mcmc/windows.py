@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.infer.mcmc import mass as masses
-from pyro_bnn.infer.mcmc.lockstep import Drawn
+from pyro_bnn.infer.mcmc.lockstep import BlockDraws
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.mcmc.store import turns_of
+from pyro_bnn.infer.steps.store import turns_of
 
 FIRST_WINDOW = 10  # draws a chain; each further window is this much longer
 LAST_WINDOW = 50  # for the final step size, and at most a third of all
@@ -45,7 +45,7 @@ class Window:
         """Whether the draws are there."""
         return bool(self._num_drawn.sum() >= self._wanted)
 
-    def add(self, drawn: Drawn) -> None:
+    def add(self, drawn: BlockDraws) -> None:
         """Take in draws with their gradients."""
         assert drawn.grad is not None
         number = self._num_drawn[drawn.places] + turns_of(drawn.places)

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.options import NaturalOptions
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.rounds import advice_on_length
+from pyro_bnn.infer.steps.rounds import advice_on_length
 from pyro_bnn.infer.warm_start import starting_mean
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import GuidePosterior
 
 
 @dataclass(frozen=True, kw_only=True)

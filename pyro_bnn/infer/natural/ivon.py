@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import Diagonal, Precision
+from pyro_bnn.infer.curvature.rows import RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.precision import Diagonal, Precision
-from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 
 
@@ -39,8 +39,9 @@ class IVON(NaturalEngine):
         momentum: Share of the last steps' gradients in each, in [0, 1).
         init_curvature: :math:`h_0 > 0`, curvature of a row at the start.
         clip_radius: Largest step of an entry in units of the learning rate; None for none.
-        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`;
-            ``precision_learning_rate`` is :math:`b = 1 - \beta_2`.
+
+    All other options are those of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`;
+    ``precision_learning_rate`` is :math:`b = 1 - \beta_2`.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -88,18 +89,26 @@ class _Run(NaturalRun):
         return Diagonal(self.weight * self.num_data * self.curvature + self.prior.precision)
 
     def update(self, terms: RowTerms) -> None:
-        engine, effective = self.engine, self.weight * self.num_data
-        of_prior = self.prior.precision / effective
-        gradients = terms.gradient / self.num_data  # [S, P], of a row
-        whole = self.curvature + of_prior
-        seen = (gradients * (terms.z - self.mean)).mean(0) * effective * whole
-        b = self.precision_rate
-        correction = 0.5 * b**2 * (self.curvature - seen).square() / whole
-        self.curvature = torch.lerp(self.curvature, seen, b) + correction
-        gradient = self.with_momentum(gradients.mean(0), engine.momentum)
-        gradient = gradient + of_prior * (self.mean - self.prior.loc)
-        step = gradient / (self.curvature + of_prior)
-        if engine.clip_radius is not None:
-            step = step.clamp(-engine.clip_radius, engine.clip_radius)
-        self.mean = self.mean - self.rate * (engine.init_curvature + of_prior) * step
+        r"""Move h and m, and q with them; n is N times the likelihood's weight.
+
+        .. math::
+            \tilde\delta = \delta / n, \qquad
+            \hat h = E_q[g \circ (z - m)] \circ n (h + \tilde\delta), \qquad
+            h \leftarrow (1 - b)\, h + b\, \hat h
+                + \tfrac12 b^2 \frac{(h - \hat h)^2}{h + \tilde\delta} \\
+            m \leftarrow m - a\, (h_0 + \tilde\delta)\, \mathrm{clip}\Bigl(
+                \frac{\hat g + \tilde\delta (m - l)}{h + \tilde\delta}\Bigr)
+        """
+        n, a, b = self.weight * self.num_data, self.rate, self.precision_rate
+        h, h0, m, loc = self.curvature, self.engine.init_curvature, self.mean, self.prior.loc
+        delta = self.prior.precision / n
+        g = terms.gradient / self.num_data  # [S, P], of a row
+        h_hat = (g * (terms.z - m)).mean(0) * n * (h + delta)
+        correction = 0.5 * b**2 * (h - h_hat).square() / (h + delta)
+        self.curvature = h = torch.lerp(h, h_hat, b) + correction
+        g_hat = self.with_momentum(g.mean(0), self.engine.momentum)
+        step = (g_hat + delta * (m - loc)) / (h + delta)
+        if (radius := self.engine.clip_radius) is not None:
+            step = step.clamp(-radius, radius)
+        self.mean = m - a * (h0 + delta) * step
         self.q = self.precision()

@@ -16,7 +16,8 @@ from pyro_bnn.checks import (
     check_share,
 )
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.svi.rounds import (
+from pyro_bnn.infer.curvature.rows import NewtonCurvature
+from pyro_bnn.infer.steps.rounds import (
     AUTO,
     Length,
     NumSteps,
@@ -30,7 +31,6 @@ POWER = 0.55  # of the schedule "power", as SLANG's authors have it
 Schedule: TypeAlias = Literal["rounds", "constant", "cosine", "power"]
 Expectation: TypeAlias = Literal["sample", "mean"]
 Covariance: TypeAlias = Literal["diagonal", "full"]
-NewtonCurvature: TypeAlias = Literal["ggn", "hessian"]
 
 OPTIONAL = (
     "max_steps", "batch_size", "precision_learning_rate", "init_scale", "clip_radius",

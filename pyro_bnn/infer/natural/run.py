@@ -16,18 +16,18 @@ from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import LoaderBatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior, correction_of
+from pyro_bnn.infer.curvature.precision import Precision
+from pyro_bnn.infer.curvature.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.inputs import new_guide
-from pyro_bnn.infer.mcmc.potentials import potential_of
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, correction_of
-from pyro_bnn.infer.natural.precision import Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms, RowTermsOf
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
-from pyro_bnn.infer.svi.descent import Descent
+from pyro_bnn.infer.steps.descent import Descent
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
@@ -289,17 +289,6 @@ class NaturalRun(GradientRun[GuidePosterior]):
         self.velocity = torch.lerp(gradient, self.velocity, momentum)
         return self.velocity / (1 - momentum ** (self.done + 1))
 
-    def move(self, gradient: Tensor, damping: float = 0.0) -> None:
-        """Move the means by q's covariance times the gradient ``[P]`` of the likelihood's term.
-
-        Args:
-            gradient: Of minus the log likelihood.
-            damping: Added to the precision, in curvature of one row.
-        """
-        slope = self.weight * gradient + self.prior.gradient(self.mean)
-        damping = damping * self.weight * self.num_data
-        self.mean = self.mean - self.rate * self.q.solve(slope, damping)
-
     def draws(self, noise: Tensor) -> Tensor:
         """Draws of q ``[S, P]`` of noise ``[S, M]``."""
         return self.mean + self.q.deviations(noise)
@@ -372,7 +361,8 @@ class NaturalRun(GradientRun[GuidePosterior]):
             super().restore(state)
         except DivergenceError as error:  # the precision is not positive
             raise ValueError(str(error)) from error
-        self._before, told = state["before"], state["doubling"]
-        self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
+        self._before, doubling = state["before"], state["doubling"]
+        if doubling is not None:
+            self.doubling = Doubling(doubling[0], doubling[1], int(doubling[2]))
         if state["is_done"]:
             self.num_steps = self.step

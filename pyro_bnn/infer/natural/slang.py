@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import LowRank, Precision, largest
+from pyro_bnn.infer.curvature.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.options import Expectation
-from pyro_bnn.infer.natural.precision import LowRank, Precision
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.posterior.nature import Fault
 
@@ -42,7 +42,8 @@ class SLANG(NaturalEngine):
         expectation: ``"sample"`` takes gradients at draws of q; ``"mean"`` at its mean.
         init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
             None for the prior's.
-        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
+
+    All other options are those of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -107,27 +108,23 @@ class _Run(NaturalRun):
         return LowRank(self.diagonal, self.factor)
 
     def update(self, terms: RowTerms) -> None:
+        r"""Move U, d and m; w is the likelihood's weight, and P the precision of q.
+
+        .. math::
+            A = (1 - b)\, U U^\top + b w\, G G^\top = W W^\top, \qquad
+            U' U'^\top = \text{the R largest of } A \\
+            d' = (1 - b)\, d + b\, \delta + \mathrm{diag}(A - U' U'^\top), \qquad
+            P = U' U'^\top + \mathrm{diag}(d') \\
+            m \leftarrow m - a\, (P + \lambda w N)^{-1} (w N \hat g + \delta (m - l))
+        """
         assert terms.curvature is not None
-        b = self.precision_rate
-        ours, theirs = (1 - b) ** 0.5, (b * self.weight) ** 0.5
-        W = torch.cat([ours * self.factor, theirs * terms.curvature.mT], 1)  # A = W W^T
-        self.factor = largest(W, self.factor.shape[1])
-        rest = (W.square().sum(1) - self.factor.square().sum(1)).clamp(min=0)  # below 0 by rounding
-        self.diagonal = (1 - b) * self.diagonal + b * self.prior.precision + rest
-        self.q = self.precision()
-        gradient = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
-        self.move(gradient, self.engine.damping)
-
-
-def largest(W: Tensor, rank: int) -> Tensor:
-    """Eigenvectors of the largest eigenvalues of W W^T, times their roots, ``[P, R]``.
-
-    With W^T W v = c v, W v is an eigenvector of W W^T of length sqrt(c).
-    """
-    if W.shape[0] < W.shape[1]:
-        values, vectors = torch.linalg.eigh(W @ W.mT)
-        found: Tensor = vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()
-        return found
-    _, vectors = torch.linalg.eigh(W.mT @ W)
-    scaled: Tensor = W @ vectors[:, -rank:]
-    return scaled
+        a, b, w, N = self.rate, self.precision_rate, self.weight, self.num_data
+        m, loc, delta = self.mean, self.prior.loc, self.prior.precision
+        U, d, G = self.factor, self.diagonal, terms.curvature.mT
+        W = torch.cat([(1 - b) ** 0.5 * U, (b * w) ** 0.5 * G], 1)
+        self.factor = U = largest(W, U.shape[1])
+        rest = (W.square().sum(1) - U.square().sum(1)).clamp(min=0)  # below 0 by rounding
+        self.diagonal = d = (1 - b) * d + b * delta + rest
+        self.q = P = LowRank(d, U)
+        Ng = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
+        self.mean = m - a * P.solve(w * Ng + delta * (m - loc), self.engine.damping * w * N)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import Diagonal, Precision
+from pyro_bnn.infer.curvature.rows import RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.precision import Diagonal, Precision
-from pyro_bnn.infer.natural.rows import RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 
 
@@ -41,8 +41,9 @@ class Vadam(NaturalEngine):
         momentum: :math:`\beta_1`, in [0, 1).
         init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
             None for the prior's, as the authors have it. It does not enter the mean's step.
-        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`; Adam's second rate
-            is ``precision_learning_rate`` :math:`b = 1 - \beta_2`.
+
+    All other options are those of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`;
+    Adam's second rate is ``precision_learning_rate`` :math:`b = 1 - \beta_2`.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -93,14 +94,21 @@ class _Run(NaturalRun):
         return Diagonal(seen + self.uncorrected * first + self.prior.precision)
 
     def update(self, terms: RowTerms) -> None:
-        effective = self.weight * self.num_data
-        gradients = terms.gradient / self.num_data  # [S, P], of a row
-        rate = self.precision_rate
-        gradient = gradients.mean(0) + self.prior.gradient(self.mean) / effective
-        velocity = self.with_momentum(gradient, self.engine.momentum)
-        self.square = torch.lerp(self.square, gradients.square().mean(0), rate)
-        self.uncorrected = self.uncorrected * (1 - rate)
-        square = self.square / (1 - self.uncorrected)
-        step = velocity / (square.sqrt() + self.prior.precision / effective)
-        self.mean = self.mean - self.rate * step
+        r"""Move v, s and m, and q with them; n is N times the likelihood's weight.
+
+        .. math::
+            \tilde\delta = \delta / n, \qquad
+            v \leftarrow \beta_1 v + (1 - \beta_1)(g + \tilde\delta (m - l)), \qquad
+            s \leftarrow (1 - b)\, s + b\, g^2 \\
+            m \leftarrow m - a\, \hat v / (\sqrt{\hat s} + \tilde\delta)
+        """
+        n, a, b = self.weight * self.num_data, self.rate, self.precision_rate
+        m, loc, delta = self.mean, self.prior.loc, self.prior.precision
+        g = terms.gradient / self.num_data  # [S, P], of a row
+        slope = g.mean(0) + delta * (m - loc) / n
+        v_hat = self.with_momentum(slope, self.engine.momentum)
+        self.square = s = torch.lerp(self.square, g.square().mean(0), b)
+        self.uncorrected = self.uncorrected * (1 - b)
+        s_hat = s / (1 - self.uncorrected)
+        self.mean = m - a * (v_hat / (s_hat.sqrt() + delta / n))
         self.q = self.precision()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
+from pyro_bnn.infer.curvature.precision import Diagonal
+from pyro_bnn.infer.curvature.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
 from pyro_bnn.infer.natural.options import Expectation
-from pyro_bnn.infer.natural.rows import Curvature, RowTerms
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.natural.von import CurvatureRun
 
@@ -40,7 +43,8 @@ class VOGN(NaturalEngine):
             Gauss-Newton).
         init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
             None for the prior's.
-        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
+
+    All other options are those of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -75,7 +79,16 @@ class _Run(CurvatureRun):
     needs: Curvature = "squared_gradients"
 
     def update(self, terms: RowTerms) -> None:
+        r"""Move S = N s, the precision P of q, and m; w is the likelihood's weight.
+
+        .. math::
+            S \leftarrow (1 - b)\, S + b\, E_q \tfrac NM \sum_i g_i^2, \qquad P = w S + \delta \\
+            m \leftarrow m - a\, \frac{w N \hat g + \delta (m - l)}{P + \lambda w N}
+        """
         assert terms.curvature is not None
-        self.average_in(terms.curvature)
-        gradient = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
-        self.move(gradient, self.engine.damping)
+        a, b, w, N = self.rate, self.precision_rate, self.weight, self.num_data
+        m, loc, delta = self.mean, self.prior.loc, self.prior.precision
+        self.average = S = torch.lerp(self.average, terms.curvature, b)
+        self.q = P = Diagonal(w * S + delta)
+        Ng = self.with_momentum(terms.gradient.mean(0), self.engine.momentum)
+        self.mean = m - a * P.solve(w * Ng + delta * (m - loc), self.engine.damping * w * N)

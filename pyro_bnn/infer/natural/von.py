@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_bnn.infer.curvature.precision import Dense, Diagonal, Precision
+from pyro_bnn.infer.curvature.rows import NewtonCurvature, RowTerms
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.options import Covariance, Expectation, NewtonCurvature
-from pyro_bnn.infer.natural.precision import Dense, Diagonal, Precision
-from pyro_bnn.infer.natural.rows import RowTerms
+from pyro_bnn.infer.natural.options import Covariance, Expectation
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.posterior.nature import Fault
 
@@ -45,7 +45,8 @@ class VON(NaturalEngine):
             found by Newton's steps.
         init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
             None for the prior's.
-        options: As of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
+
+    All other options are those of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`.
 
     Raises:
         OptionError: If an option is out of its range.
@@ -114,16 +115,20 @@ class CurvatureRun(NaturalRun):
         """Prior plus curvature."""
         return Diagonal(self.weight * self.average + self.prior.precision)
 
-    def average_in(self, curvature: Tensor) -> None:
-        """Move the average, and q, towards the curvature of a step."""
-        self.average = torch.lerp(self.average, curvature, self.precision_rate)
-        self.q = self.precision()
-
     def update(self, terms: RowTerms) -> None:
-        """Towards the curvature of a step, then along its gradient."""
+        r"""Move the average A of the curvature, the precision P of q, and m; w is its weight.
+
+        .. math::
+            A \leftarrow (1 - b)\, A + b\, E_q[N H], \qquad P = w A + \Delta \\
+            m \leftarrow m - a\, P^{-1} (w\, E_q[N g] + \Delta (m - l))
+        """
         assert terms.curvature is not None
-        self.average_in(terms.curvature)
-        self.move(terms.gradient.mean(0))
+        a, b, w = self.rate, self.precision_rate, self.weight
+        m, loc, delta = self.mean, self.prior.loc, self.prior.precision
+        self.average = torch.lerp(self.average, terms.curvature, b)
+        self.q = P = self.precision()
+        Ng = terms.gradient.mean(0)
+        self.mean = m - a * P.solve(w * Ng + delta * (m - loc))
 
 
 class _FullRun(CurvatureRun):

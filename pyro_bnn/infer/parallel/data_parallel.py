@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
+from pyro_bnn.infer.svi.training_step import StepInParts
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.terms import Batch
@@ -142,6 +143,38 @@ class Shares(Batches):
         self._batches.restore(state)
 
 
+class SharedStep(StepInParts):
+    """A step whose gradient is of the rows of all processes.
+
+    Args:
+        shares: The batches, of which each process has a share.
+        number: The number of the step, for an error.
+        args: Arguments of ``StepInParts``.
+        options: Options of it.
+    """
+
+    def __init__(
+        self, shares: Shares, number: Callable[[], int], *args: Any, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._shares, self._number = shares, number
+
+    def gradient(self, *inputs: Tensor) -> Sequence[Tensor]:
+        """Loss, minus the ELBO, sampled part and gradients, of the rows of all processes."""
+        of_share = super().gradient(*inputs)
+        flat = torch.cat([part.reshape(-1) for part in of_share]).mul_(self._shares.weight)
+        if dist.is_initialized():
+            try:
+                dist.all_reduce(flat)
+            except RuntimeError as error:  # gloo's and NCCL's, of a connection that is gone
+                raise BNNError(
+                    f"another process of this run has ended, at step {self._number()} of this "
+                    "one: start all again, with resume=True to go on from the checkpoint"
+                ) from error
+        parts = flat.split([part.numel() for part in of_share])
+        return [part.reshape(one.shape) for part, one in zip(parts, of_share, strict=True)]
+
+
 class SharedTraining(Training):
     """A training run whose gradient is summed over processes."""
 
@@ -162,13 +195,13 @@ class SharedTraining(Training):
         svi = run.svi
         if svi.estimator == AUTO:
             svi = dataclasses.replace(svi, estimator=WEIGHT_SAMPLING)
-        elif run.has_row_noise:
+        elif run.loss.has_row_noise:
             raise OptionError(
                 f'estimator="{run.svi.estimator}" has noise of each row, which processes would '
                 "share: take weight_sampling"
             )
         assert isinstance(run.batches, Minibatches)  # a DataLoader was refused
-        own = cls(
+        shared = cls(
             svi,
             run.program,
             run.guide,
@@ -177,8 +210,8 @@ class SharedTraining(Training):
             loc_warmup=run.loc_warmup,
             compile_path=compile_path,
         )
-        own.title = f"{own.title}, {_count()} processes"
-        return own
+        shared.title = f"{shared.title}, {_count()} processes"
+        return shared
 
     def begin(self) -> None:
         """The first process goes on from its state or begins; the others get where it stands."""
@@ -202,21 +235,9 @@ class SharedTraining(Training):
         elif _rank() > 0:
             super().restore(told[0])
 
-    def _gradient(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Loss, minus the ELBO, sampled part and gradients, of the rows of all processes."""
-        own = super()._gradient(*inputs)
+    def _make_parts(self, *args: Any, **options: Any) -> StepInParts:
         assert isinstance(self._batches, Shares)
-        flat = torch.cat([part.reshape(-1) for part in own]).mul_(self._batches.weight)
-        if dist.is_initialized():
-            try:
-                dist.all_reduce(flat)
-            except RuntimeError as error:  # gloo's and NCCL's, of a connection that is gone
-                raise BNNError(
-                    f"another process of this run has ended, at step {self.step} of this one: "
-                    "start all again, with resume=True to go on from the checkpoint"
-                ) from error
-        parts = flat.split([part.numel() for part in own])
-        return [part.reshape(one.shape) for part, one in zip(parts, own, strict=True)]
+        return SharedStep(self._batches, lambda: self.step, *args, **options)
 
     def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
         """What the first process finds, so that all end at one step."""

@@ -7,7 +7,7 @@ ESS better than they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -91,9 +91,12 @@ class OwnPasses(LoaderBatches):
         )
 
 
+BatchesOfChains: TypeAlias = OwnMinibatches | IndependentMinibatches | OwnPasses
+
+
 def own_batches(
     problem: Problem, batch_size: int | None, num_chains: int, *, independent: bool = False
-) -> OwnMinibatches | IndependentMinibatches | OwnPasses:
+) -> BatchesOfChains:
     """Batches of each chain: a DataLoader's, else random minibatches, or all rows.
 
     Args:

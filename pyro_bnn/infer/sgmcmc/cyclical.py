@@ -24,8 +24,8 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
 from pyro_bnn.infer.sgmcmc.schedule import Cycles, Schedule
-from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Cyclical(Engine[DrawsPosterior]):
 
     inner: ClassVar[type[Engine[Any]]] = BAOAB  # from the command line
 
-    posterior_kind: ClassVar[Kind | None] = "biased chains"
+    posterior_kind: ClassVar[PosteriorKind | None] = "biased chains"
 
     engine: SGMCMC
     num_cycles: int = 4

@@ -15,15 +15,15 @@ from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.dynamics import HEAT, Dynamics, State
 from pyro_bnn.infer.sgmcmc.run import Chains
 from pyro_bnn.infer.sgmcmc.schedule import Schedule
-from pyro_bnn.posterior.nature import Fault, Kind
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.nature import Fault, PosteriorKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGMCMC(Dynamics, Engine[DrawsPosterior]):
     """Base of the methods; a subclass writes its state and its step."""
 
-    posterior_kind: ClassVar[Kind | None] = "biased chains"
+    posterior_kind: ClassVar[PosteriorKind | None] = "biased chains"
 
     @classmethod
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pyro_bnn.infer.mcmc.leapfrog import Potential
+from pyro_bnn.infer.steps.potentials import Potential
 from pyro_bnn.program.terms import Batch
 
 Slope: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

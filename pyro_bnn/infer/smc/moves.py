@@ -7,7 +7,7 @@ particle. The inverse temperature, the scales and the step sizes are inputs of o
 which serves all temperatures.
 
 On a processor particles are moved a few at a time, where the step can be written in C
-(:mod:`~pyro_bnn.capture.c_library`): a whole trajectory of them in one call, on as many threads as
+(:mod:`~pyro_bnn.capture.c.library`): a whole trajectory of them in one call, on as many threads as
 torch has. On diabetes and 50 units that takes a tenth of the time of a batch of all of them, whose
 activations do not fit the caches. What particles do is the same for every number of threads.
 """
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.capture import Captured
-from pyro_bnn.capture.c_library import compile_c
+from pyro_bnn.capture.c.library import compile_c
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.infer.mcmc.leapfrog import energy_error, kinetic
-from pyro_bnn.infer.mcmc.lockstep import one_thread
+from pyro_bnn.infer.steps.threads import one_thread
 
 logger = logging.getLogger("pyro_bnn")
 

@@ -32,12 +32,12 @@ from pyro_bnn.errors import DivergenceError, FileFormatError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.mcmc.starts import stream_seed
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.smc import tempering
 from pyro_bnn.infer.smc.moves import Particles
-from pyro_bnn.posterior.posterior import STAGES, ParticlePosterior
+from pyro_bnn.infer.steps.starts import stream_seed
+from pyro_bnn.posterior.particle_posterior import STAGES, ParticlePosterior
 
 FIRST = 2  # times the particles are drawn from the prior, and weighed for the first temperature
 CORRELATION = 0.2  # of log likelihoods with those before the moves, at which moves end

@@ -22,7 +22,7 @@ from pyro_bnn.infer.smc.moves import Densities, Particles
 from pyro_bnn.infer.smc.run import Islands, Settings
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior.nature import Fault, Nature
-from pyro_bnn.posterior.posterior import ParticlePosterior
+from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 

@@ -26,18 +26,20 @@ from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, as_dataset, new_guide, set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
+from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.estimators.product_estimators import LocalReparameterization
 from pyro_bnn.infer.svi.mixture_weights import SMALLEST_LOG_WEIGHT, fit_weights, mixture_elbo
-from pyro_bnn.infer.svi.options import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
-from pyro_bnn.posterior.posterior import DrawsPosterior, GuidePosterior, Posterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.latents import Marginals
 from pyro_bnn.program.random_state import derived_seed, isolated
-from pyro_bnn.program.terms import GuideTerms, OwnNoise
+from pyro_bnn.program.terms import EntryNoise, GuideTerms
 
 ESTIMATORS = (*FOR_ALL, LocalReparameterization.name)  # those that serve a new component
 
@@ -203,8 +205,8 @@ class NewComponent(AutoNormal):
         if not density:
             return GuideTerms(z)
         entropy = q.sampled_entropy(members).mean() * self.num_components
-        own = OwnNoise(self.loc.unsqueeze(0), self.scale, noise[..., -self.num_latents :])
-        return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale), own=own)
+        noise_left = EntryNoise(self.loc.unsqueeze(0), self.scale, noise[..., -self.num_latents :])
+        return GuideTerms(z, entropy, None, Marginals(self.loc, self.scale), entry_noise=noise_left)
 
 
 class _Growth:

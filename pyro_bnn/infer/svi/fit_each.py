@@ -25,11 +25,11 @@ from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.inputs import set_up, unchanged
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run, drive, weight_of_kl
+from pyro_bnn.infer.steps.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
-from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.svi import SVI, make_guide
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated

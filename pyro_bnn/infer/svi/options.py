@@ -14,12 +14,17 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.compiling import check_compile
 from pyro_bnn.infer.problem import Problem
-from pyro_bnn.infer.svi.descent import Descent, MakeOptimizer, Schedule, takes_learning_rate
+from pyro_bnn.infer.steps.descent import (
+    LEARNING_RATE,
+    Descent,
+    MakeOptimizer,
+    Schedule,
+    takes_learning_rate,
+)
+from pyro_bnn.infer.steps.rounds import AUTO, FIRST_ROUND, Length, NumSteps, ends_of_rounds
 from pyro_bnn.infer.svi.estimators.by_name import EstimatorName, check_estimator
-from pyro_bnn.infer.svi.rounds import AUTO, FIRST_ROUND, Length, NumSteps, ends_of_rounds
 from pyro_bnn.program.handlers import Model
 
-LEARNING_RATE = 1e-2
 MAX_STEPS = 64 * FIRST_ROUND  # 8 seconds of a small network
 LARGE, MAX_STEPS_OF_LARGE = 100_000, 16 * FIRST_ROUND  # parameters of a guide; half a minute
 LIKELY_STEPS = 16 * FIRST_ROUND  # of a run that ends by itself; decides whether steps are compiled

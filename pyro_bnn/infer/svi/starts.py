@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 Checked = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-Ranked = Callable[[Sequence[Mapping[str, Tensor]], int], list[int]]
+RankStarts = Callable[[Sequence[Mapping[str, Tensor]], int], list[int]]
 
 
 @dataclass
-class Start:
+class ParkedStart:
     """Where the steps from one start have come to.
 
     Attributes:
@@ -46,7 +46,7 @@ class Starts:
         make: Values of the guide's parameters at a start, from number 1 on.
 
     Attributes:
-        own: Values of all parameters at the first start, the model's among them.
+        first_values: Values of all parameters at the first start, the model's among them.
         num_extra: Steps of all starts but the one that goes on.
     """
 
@@ -57,9 +57,9 @@ class Starts:
         make: Callable[[int], dict[str, Tensor]] | None,
     ) -> None:
         self.count, self._make = count, make
-        self.own: dict[str, Tensor] = {}
-        self._left, self._done = count, list[Start]()
-        self._waiting: list[Start] = []
+        self.first_values: dict[str, Tensor] = {}
+        self._left, self._done = count, list[ParkedStart]()
+        self._waiting: list[ParkedStart] = []
         rounds, self.num_extra, begin = count, 0, 0
         for end in ends:
             self.num_extra += (rounds - 1) * (end - begin)
@@ -79,8 +79,8 @@ class Starts:
         """Before the first step, at the values of the first start."""
         if self.count > 1:
             assert self._make is not None
-            self.own = values
-            self._waiting = [Start(self._make(k)) for k in range(1, self.count)]
+            self.first_values = values
+            self._waiting = [ParkedStart(self._make(k)) for k in range(1, self.count)]
 
     def park(
         self,
@@ -90,16 +90,16 @@ class Starts:
         before: dict[str, Tensor] | None,
     ) -> None:
         """At the end of a start's round."""
-        self._done.append(Start(values, optimizer, len(losses), list(losses), before))
+        self._done.append(ParkedStart(values, optimizer, len(losses), list(losses), before))
 
-    def next(self, ranked: Ranked) -> tuple[Start, bool]:
+    def next(self, rank: RankStarts) -> tuple[ParkedStart, bool]:
         """The start that makes its round next, and whether it is the last one that is left.
 
         Of those that have not made this round, or of the best that have. A start that is not parked
         before, as it diverged, is left out.
         """
         if not self._waiting:
-            chosen = ranked([start.values for start in self._done], self._left // 2)
+            chosen = rank([start.values for start in self._done], self._left // 2)
             self._waiting = [self._done[k] for k in chosen]
             if len(self._waiting) > 1:  # each round begins where its own last one ended
                 for start in self._waiting:
@@ -113,7 +113,7 @@ class Starts:
         """What is left to do; see ``Resumable``."""
         return {
             "left": self._left,
-            "own": self.own,
+            "own": self.first_values,
             "done": [_plain(start) for start in self._done],
             "waiting": [_plain(start) for start in self._waiting],
         }
@@ -125,22 +125,22 @@ class Starts:
             ValueError: If its values are those of another run.
         """
         self._left = int(state["left"])
-        self.own = checked(state["own"]) if state["own"] else {}
+        self.first_values = checked(state["own"]) if state["own"] else {}
         self._done, self._waiting = (
             [_start_of(saved, checked) for saved in state[name]] for name in ("done", "waiting")
         )
 
 
-def _plain(start: Start) -> dict[str, Any]:
+def _plain(start: ParkedStart) -> dict[str, Any]:
     losses = torch.tensor(start.losses, dtype=torch.float64)
     return {**vars(start), "losses": losses}
 
 
-def _start_of(saved: Mapping[str, Any], checked: Checked) -> Start:
+def _start_of(saved: Mapping[str, Any], checked: Checked) -> ParkedStart:
     before, position = saved["before"], int(saved["position"])
     if saved["losses"].shape != (position,):
         raise ValueError(f"{saved['losses'].numel()} losses of a start's {position} steps")
-    return Start(
+    return ParkedStart(
         checked(saved["values"]) if position else dict(saved["values"]),
         saved["optimizer"],
         position,

@@ -26,10 +26,10 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.engine import Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import GradientRun, weight_of_kl
+from pyro_bnn.infer.steps.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.paired import STREAM
-from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import own_rows, without_validation
 from pyro_bnn.program.program import Program

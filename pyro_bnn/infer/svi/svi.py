@@ -26,9 +26,9 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
 from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.steps.rounds import advice_on_length
 from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
-from pyro_bnn.infer.svi.rounds import advice_on_length
 from pyro_bnn.infer.svi.stock import start_stock
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import start_guide

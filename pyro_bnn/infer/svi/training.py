@@ -1,4 +1,4 @@
-"""One training run of SVI: parameters, captured step, optimiser, losses, and how it goes on."""
+"""One training run of SVI: parameters, steps, losses, and how it goes on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from pyro_bnn.capture.captured import Captured, value_and_grad
+from pyro_bnn.capture.captured import Captured
 from pyro_bnn.capture.compilers import compiler_of
 from pyro_bnn.errors import BNNWarning, DivergenceError
 from pyro_bnn.guides import Guide
@@ -23,23 +22,20 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
-from pyro_bnn.infer.svi.bound_step import BoundSteps
-from pyro_bnn.infer.svi.counted_noise import make_key, normal
-from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING, make_estimator
-from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.steps.rounds import Rounds, ends_of_rounds
+from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
-from pyro_bnn.infer.svi.rounds import ends_of_rounds
 from pyro_bnn.infer.svi.starts import Starts
+from pyro_bnn.infer.svi.step_loss import StepLoss
+from pyro_bnn.infer.svi.training_step import StepInParts, WholeStep
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import GuidePosterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
     from pyro_bnn.infer.svi.options import SVIOptions
 
-COUNTED_NORMALS = 1 << 15  # normals a step; more are made of the step's number, on all cores
-NOISY = 4.0  # times the gain of a round, from which on its noise halves the step size
 NUM_GRAPHS = 2  # graphs made when a run is resumed: minibatches, and a smaller last one
 
 
@@ -86,49 +82,38 @@ class Training(GradientRun[GuidePosterior]):
     ) -> None:
         self.method = type(guide).__name__
         super().__init__(svi.planned_steps, self.method, batches)
-        self.ends = () if svi.schedule == "cosine" else ends_of_rounds(svi.planned_steps)
+        self.rounds = Rounds(() if svi.schedule == "cosine" else ends_of_rounds(svi.planned_steps))
         self.position = 0
-        self._before: dict[str, Tensor] | None = None  # the values at the end of the last round
         self.svi, self.program, self.guide, self.objective = svi, program, guide, guide.objective
         self.loc_warmup, self.seed, self.batches = loc_warmup, seed, batches
         named: dict[str, Tensor] = {f"guide.{k}": v for k, v in guide.named_parameters()}
         trained = (k for k, v in program.params.items() if v.requires_grad)
         # member parameters are the guide's
-        own = [k for k in trained if k not in guide.member_params]
-        named |= {f"model.{k}": program.params[k] for k in own}
+        of_model = [k for k in trained if k not in guide.member_params]
+        named |= {f"model.{k}": program.params[k] for k in of_model}
         self.names, self.parameters = list(named), list(named.values())
         means = [f"guide.{name}" for name in guide.mean_params]
         self._held = {n for n in named if n.startswith("guide.") and n not in means}
         self._best, self._best_step = -math.inf, 0
-        self._generator = torch.Generator(program.device).manual_seed(seed + 1)
-        self._num_normals = svi.num_particles * guide.noise_dim
-        self.estimator = make_estimator(
-            svi.estimator, program, guide, per_example_draws=svi.per_example_draws
-        )
-        self._draws_rows = svi.per_example_draws and self.estimator is None
-        self._nodes = None if self.estimator is None else self.estimator.nodes
-        has_own_noise = self._draws_rows or self._nodes is not None
-        self._counts_noise = self._num_normals > COUNTED_NORMALS and not has_own_noise
-        self._key = make_key(seed + 1)
+        self.loss = self._make_loss()
         self.descent = svi.descent(self.parameters)
-        self.starts = Starts(num_starts, self.ends, start_values)
+        self.starts = Starts(num_starts, self.rounds.ends, start_values)
         self.num_steps += self.starts.num_extra
         self._judge = objective_of(
-            self.loss_at,
+            self.loss.at,
             program,
             guide,
             batches.whole,
             seed,
-            self.estimator,
+            self.loss.estimator,
             needs_all_rows=self.needs_all_rows,
         )
         self.compile_path: str | None = None
         self._row_counts: list[int] = []  # in the order in which graphs were made for them
-        self._bound = BoundSteps(batches.whole)
         self._make_steps(compile_path)
 
     def _make_steps(self, path: str | None) -> None:
-        svi, n = self.svi, len(self.parameters)
+        svi = self.svi
         num_numbers = sum(parameter.numel() for parameter in self.parameters)
         of_sizes = functools.partial(is_compiled, svi.compile, svi.likely_steps, num_numbers)
         compiled = of_sizes(C_TIME) if path is None else path == "compiled"
@@ -138,25 +123,33 @@ class Training(GradientRun[GuidePosterior]):
         is_whole = compiled and not self.updates_apart and self.descent.make_pure()
         if is_whole:
             self._lay_out(by_column=True)
-        model = self.program.model
-        name = f"{type(self.guide).__name__} on {model_name(model)}"
         captured = functools.partial(
-            Captured, name=name, strict=svi.compile is True, compiler=compiler
+            Captured,
+            name=f"{type(self.guide).__name__} on {model_name(self.program.model)}",
+            strict=svi.compile is True,
+            compiler=compiler,
         )
-        self._step = captured(
-            value_and_grad(self._loss, n),
-            compiled=compiled and not is_whole,
-            rows=self._row_dims(n),
+        of_a_step = self.loss, self.parameters, self.descent, captured
+        rows_vary = self._batches.rows_vary
+        self._parts = self._make_parts(
+            *of_a_step, compiled=compiled and not is_whole, rows_vary=rows_vary
         )
-        self._whole_step = captured(
-            self._step_and_update,
-            enabled=is_whole,
-            compiled=is_whole,
-            rows=self._row_dims(3 * n),
-            num_state=3 * n,
-        )
+        whole = self._batches.whole
+        self._whole = WholeStep(*of_a_step, whole, rows_vary=rows_vary) if is_whole else None
         if path == "eager":
-            self._step.is_captured = False
+            self._parts.graph.is_captured = False
+
+    # What some runs have otherwise
+
+    def _make_loss(self) -> StepLoss:
+        """What a step minimises."""
+        return StepLoss(self.svi, self.program, self.guide, self.names, self.seed)
+
+    def _make_parts(self, *args: Any, **options: Any) -> StepInParts:
+        """A step whose update is outside its graph; arguments as of ``StepInParts``."""
+        return StepInParts(*args, **options)
+
+    # Memory
 
     def _lay_out(self, *, by_column: bool) -> None:
         """Put the guide's tall matrices, and their moments, into memory by columns or by rows.
@@ -174,22 +167,7 @@ class Training(GradientRun[GuidePosterior]):
     @property
     def is_compiled(self) -> bool:
         """Whether steps are compiled."""
-        return "compiled" in (self._whole_step.path, self._step.path)
-
-    def _row_dims(self, first: int) -> dict[int, int]:
-        """Dimensions of rows of the inputs noise, x and y, of which the noise is number first."""
-        if not self._batches.rows_vary:
-            return {}
-        by_row = {first: 1} if self._draws_rows else {}
-        if self.has_row_noise:
-            first += 1
-            by_row = {first: 1}
-        return {**by_row, first + 1: 0, first + 2: 0}
-
-    @property
-    def has_row_noise(self) -> bool:
-        """Whether rows have noise of their own beside that of the draws of z."""
-        return self.estimator is not None and self.estimator.row_numbers > 0
+        return (self._whole or self._parts).graph.path == "compiled"
 
     @property
     def needs_all_rows(self) -> bool:
@@ -221,7 +199,7 @@ class Training(GradientRun[GuidePosterior]):
         self.step += 1
         if self.is_done or self.position % WINDOW == 0:
             self._look_back()
-        if self.position in self.ends:
+        if self.position in self.rounds.ends:
             self._end_round()
 
     def finish(self) -> None:
@@ -246,7 +224,9 @@ class Training(GradientRun[GuidePosterior]):
     def _end_round(self) -> None:
         """After a round: the next start's, or what the round gained."""
         if self.starts.are_several:
-            self.starts.park(self._snapshot(), self.descent.parked(), self.losses, self._before)
+            self.starts.park(
+                self._snapshot(), self.descent.parked(), self.losses, self.rounds.before
+            )
             self._take_next_start()
         else:
             self._judge_round()
@@ -254,8 +234,8 @@ class Training(GradientRun[GuidePosterior]):
     def _take_next_start(self) -> None:
         """Go to the start whose turn it is; of the last one that is left, judge the round."""
         following, is_last = self.starts.next(self._ranked)
-        self.position, self._before = following.position, following.before
-        self._go_to({**self.starts.own, **following.values})
+        self.position, self.rounds.before = following.position, following.before
+        self._go_to({**self.starts.first_values, **following.values})
         self.descent.take(following.optimizer)
         self.losses = list(following.losses)
         if is_last:
@@ -270,17 +250,19 @@ class Training(GradientRun[GuidePosterior]):
     def _judge_round(self) -> None:
         """What the round gained, and whether another one follows."""
         values = self._snapshot()
-        if self._before is not None:
-            self.doubling = self._compared(self._before, values)
-            is_whole = self._ends_before_this() >= max(self.svi.kl_warmup, self.loc_warmup)
-            is_free = self.svi.ends_by_itself and self.svi.schedule == "rounds" and is_whole
+        if self.rounds.before is not None:
+            self.doubling = self._compared(self.rounds.before, values)
+            begin = self.rounds.begin_of(self.position)
+            is_whole = begin >= max(self.svi.kl_warmup, self.loc_warmup)
+            in_rounds = self.svi.schedule == "rounds"
+            is_free = self.svi.ends_by_itself and in_rounds and is_whole
             if is_free and self.doubling.is_falling:
-                values = self._taken_back(self._before)
-            elif self._is_noisy(self.doubling.gain):
+                values = self._taken_back(self.rounds.before)
+            elif in_rounds and self.rounds.is_noisy(self.losses, self.position, self.doubling.gain):
                 self.descent.peak *= 0.5
             if self.svi.ends_by_itself and is_whole and not self.doubling.is_unfinished:
                 self.num_steps = self.step
-        self._before = values
+        self.rounds.before = values
 
     def _taken_back(self, before: dict[str, Tensor]) -> dict[str, Tensor]:
         """After a round that lost: where it began, for a next one of half the step size."""
@@ -288,24 +270,6 @@ class Training(GradientRun[GuidePosterior]):
         self.descent.take(None)
         self.descent.peak *= 0.5
         return before
-
-    def _is_noisy(self, gain: float) -> bool:
-        """Whether the noise of the steps costs much more than the round has gained.
-
-        It costs what the objective rose by while the step size fell.
-        """
-        begin = self._ends_before_this()
-        length = self.position - begin
-        level = self.losses[begin + length // 4 : begin + length // 2]
-        last = self.losses[self.position - max(length // 20, 1) :]
-        if not level or self.svi.schedule != "rounds":
-            return False
-        noise = sum(level) / len(level) - sum(last) / len(last)
-        return noise > NOISY * max(gain, 0.0)
-
-    def _ends_before_this(self) -> int:
-        place = self.ends.index(self.position)
-        return self.ends[place - 1] if place else 0
 
     def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
         """What the last round gained, on all rows."""
@@ -320,8 +284,7 @@ class Training(GradientRun[GuidePosterior]):
     def _end_of_round(self) -> int:
         if not self.svi.ends_by_itself or self.is_done:
             return self.num_steps
-        left = next(end for end in self.ends if end > self.position) - self.position
-        return self.step + left
+        return self.step + self.rounds.next_end(self.position) - self.position
 
     def show(self, bar: Any) -> None:
         """After a window of steps: the smoothed objective, and what the last doubling gained."""
@@ -348,15 +311,15 @@ class Training(GradientRun[GuidePosterior]):
     def described(self) -> dict[str, Any]:
         """The options, and what became of those that were left open."""
         rate, loc_warmup = self.descent.learning_rate, self.loc_warmup
-        told = self.svi.describe(self.guide, rate, loc_warmup, is_compiled=self.is_compiled)
+        described = self.svi.describe(self.guide, rate, loc_warmup, is_compiled=self.is_compiled)
         if self.svi.ends_by_itself:
-            told |= {"num_steps": self.position, "num_starts": self.starts.count}
+            described |= {"num_steps": self.position, "num_starts": self.starts.count}
         if self.svi.estimator == AUTO:
-            own = None if self.svi.per_example_draws else self.estimator
-            told["estimator"] = WEIGHT_SAMPLING if own is None else own.name
+            estimator = None if self.svi.per_example_draws else self.loss.estimator
+            described["estimator"] = WEIGHT_SAMPLING if estimator is None else estimator.name
         if isinstance(self._batches, Minibatches) and not self._batches.are_all:
-            told["batch_size"] = self._batches.size
-        return told
+            described["batch_size"] = self._batches.size
+        return described
 
     # A checkpoint's two methods
 
@@ -371,12 +334,12 @@ class Training(GradientRun[GuidePosterior]):
             "is_done": self.is_done,
             "loc_warmup": self.loc_warmup,
             "row_counts": self._row_counts,
-            "generator": self._generator.get_state(),
+            "generator": self.loss.generator.get_state(),
             "best": self._best,
             "best_step": self._best_step,
             "position": self.position,
             "starts": self.starts.state(),
-            "before": self._before,
+            "before": self.rounds.before,
             "doubling": None if self.doubling is None else list(astuple(self.doubling)),
         }
 
@@ -394,9 +357,11 @@ class Training(GradientRun[GuidePosterior]):
         self.loc_warmup, self.position = state["loc_warmup"], int(state["position"])
         self.starts.restore(state["starts"], self._checked)
         self._see_end()
-        before, told = state["before"], state["doubling"]
-        self._before = None if before is None else self._checked(before)
-        self.doubling = None if told is None else Doubling(told[0], told[1], int(told[2]))
+        before, doubling = state["before"], state["doubling"]
+        self.rounds.before = None if before is None else self._checked(before)
+        self.doubling = None
+        if doubling is not None:
+            self.doubling = Doubling(doubling[0], doubling[1], int(doubling[2]))
         if state["is_done"]:  # no steps are left, so no graphs are needed
             self.num_steps, self.compile_path = self.step, state["compile_path"]
             self._row_counts = list(state["row_counts"])
@@ -405,21 +370,21 @@ class Training(GradientRun[GuidePosterior]):
             with users_code():
                 for batch in firsts:
                     self._make_graph(batch)
-        self._generator.set_state(state["generator"])
+        self.loss.generator.set_state(state["generator"])
         self._best, self._best_step = float(state["best"]), int(state["best_step"])
 
     # A step
 
     def _advance(self, step: int, batch: Batch) -> None:
-        noise = self._draw_noise(step, len(batch.x))
+        noise = self.loss.draw(step, len(batch.x))
         held = [step < self.loc_warmup and name in self._held for name in self.names]
         self.keep()
-        if self._whole_step.is_compiled:
-            values = self._advance_whole(step, noise, batch, held)
-        else:
-            values = self._advance_in_parts(step, noise, batch, held)
+        kl_weight = weight_of_kl(step, self.svi.kl_warmup)
+        values = (self._whole or self._parts).advance(step, noise, batch, held, kl_weight)
+        self._see_failure()
         if not all(map(math.isfinite, values)):
-            sites = [] if math.isfinite(values[2]) else self._non_finite_sites(noise[0], batch)
+            is_known = math.isfinite(values[2])
+            sites = [] if is_known else self.loss.non_finite_sites(noise[0], batch)
             where = f"at {', '.join(map(repr, sites))}" if sites else "in the KL"
             self.diverged(f"the loss is not finite at step {step}, {where}")
         self.losses.append(values[1])  # minus the ELBO, with the whole KL
@@ -429,165 +394,24 @@ class Training(GradientRun[GuidePosterior]):
     def _note_graph(self, num_rows: int) -> None:
         self._row_counts.append(num_rows)
         if self.compile_path is None:
-            self.compile_path = "compiled" if self.is_compiled else self._step.path
+            self.compile_path = (self._whole or self._parts).graph.path
 
     def _make_graph(self, batch: Batch) -> None:
         """The graph of a step with so many rows, without the step."""
-        noise = self._draw_noise(0, len(batch.x))
-        if self._whole_step.is_compiled:
-            controls = [1.0] * (1 + 3 * len(self.parameters))
-            self._whole_step.bind(*self._whole_inputs(noise, batch, controls))
+        noise = self.loss.draw(0, len(batch.x))
+        if self._whole is not None:
+            self._whole.make_graph(noise, batch)
             self._see_failure()
-        if not self._whole_step.is_compiled:
-            self._step.bind(*self._inputs(noise, batch, 1.0))
+        if self._whole is None:
+            self._parts.make_graph(noise, batch)
         self._note_graph(len(batch.x))
 
-    def _advance_whole(
-        self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
-    ) -> Sequence[float]:
-        controls = [weight_of_kl(step, self.svi.kl_warmup), *self.descent.controls(step, held)]
-        state, inputs = self._state_of_steps(), (*noise, *batch)
-        if (found := self._bound.go(state, inputs, controls)) is not None:
-            return found
-        (values,) = self._whole_step(*self._whole_inputs(noise, batch, controls))
-        self._see_failure()
-        if self._whole_step.is_compiled:
-            self._bound.add(self._whole_step, state, inputs, len(controls))
-        return cast(list[float], values.tolist())
-
-    def _state_of_steps(self) -> list[Tensor]:
-        assert self.descent.adam is not None
-        return [*self.parameters, *self.descent.adam.moments]
-
-    def _whole_inputs(
-        self, noise: Sequence[Tensor], batch: Batch, controls: Sequence[float]
-    ) -> tuple[Tensor, ...]:
-        told = self.program.initial.new_tensor(controls)
-        return (*self._state_of_steps(), *noise, *batch, told)
-
     def _see_failure(self) -> None:
-        if not self._whole_step.is_compiled:
-            self._lay_out(by_column=False)
+        """Go on with steps in parts where the whole step could not be compiled."""
+        if self._whole is None or self._whole.graph.is_compiled:
+            return
+        self._lay_out(by_column=False)
         # then the gradient, a part of the step, cannot be captured either
-        if not self._whole_step.is_captured:
-            self._step.is_captured = False
-
-    def _advance_in_parts(
-        self, step: int, noise: Sequence[Tensor], batch: Batch, held: Sequence[bool]
-    ) -> Sequence[float]:
-        out = self._gradient(*self._inputs(noise, batch, weight_of_kl(step, self.svi.kl_warmup)))
-        values = [float(value) for value in out[:3]]
-        if not all(map(math.isfinite, values)):
-            return values
-        for parameter, gradient, is_held in zip(self.parameters, out[3:], held, strict=True):
-            if is_held:  # without a gradient an optimiser neither moves nor counts the step
-                parameter.grad = None
-                continue
-            # clipping scales in place, and a graph's gradients may be one tensor
-            parameter.grad = gradient if self.svi.clip_norm is None else gradient.clone()
-        self.descent.step(step)
-        return values
-
-    def _gradient(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Loss, minus the ELBO, the loss's sampled part, and the gradients."""
-        return self._step(*inputs)
-
-    def _inputs(
-        self, noise: Sequence[Tensor], batch: Batch, kl_weight: float
-    ) -> tuple[Tensor, ...]:
-        return (*self.parameters, *noise, *batch, self.program.initial.new_tensor(kl_weight))
-
-    def _step_and_update(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """Loss, minus the ELBO, the loss's sampled part ``[3]``, then new parameters and moments.
-
-        Args:
-            args: The n parameters, their 2n moments, the noise, x, y, and the controls
-                ``[1 + 3n]``: the KL's weight, then those of the optimiser.
-        """
-        n = len(self.parameters)
-        parameters, moments, (*noise, x, y, controls) = args[:n], args[n : 3 * n], args[3 * n :]
-        weight, *rest = controls.unbind()
-        gradient = value_and_grad(self._loss, n)
-        value, loss, sampled, *gradients = gradient(*parameters, *noise, x, y, weight)
-        with torch.no_grad():
-            values = torch.stack([value, loss, sampled])
-            state = self.descent.update(parameters, gradients, moments, rest, sampled.isfinite())
-        return (values, *state)
-
-    def _loss(
-        self, variables: Sequence[Tensor], rest: Sequence[Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        first, *of_rows, x, y, kl_weight = rest
-        noise = (self._noise_of(first), *of_rows)
-        return self._terms_of_loss(variables, noise, Batch(x, y), kl_weight, self.estimator)
-
-    def loss_at(
-        self,
-        values: Sequence[Tensor],
-        noise: Sequence[Tensor],
-        rows: Batch,
-        estimator: Estimator | None,
-    ) -> Tensor:
-        """What is minimised once the KL has its whole weight, ``[]``, at given noise.
-
-        Args:
-            values: Of the parameters, in their order.
-            noise: Noise ``[S, M]``, and that of an estimator's rows.
-            rows: Rows of the data.
-            estimator: Of the likelihood term, whichever the steps take.
-        """
-        loss, _ = self._terms_of_loss(values, noise, rows, 1.0, estimator)
-        return loss
-
-    def _terms_of_loss(
-        self,
-        variables: Sequence[Tensor],
-        noise: Sequence[Tensor],
-        rows: Batch,
-        kl_weight: Tensor | float,
-        estimator: Estimator | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        params = dict(zip(self.names, variables, strict=True))
-        first, *of_rows = noise
-        terms = self.program.elbo(self.guide, params, first, rows, estimator, of_rows)
-        elbo = terms.expected_log_likelihood - terms.kl
-        # The update waits until this part is known to be finite. The closed-form part sums over
-        # all parameters: an update that waits for it as well needs a second pass over them.
-        sampled = terms.sampled_kl - terms.expected_log_likelihood
-        if terms.log_factors is not None:
-            sampled = sampled - terms.log_factors
-        return terms.loss(kl_weight), (-elbo, sampled)
-
-    def _draw_noise(self, step: int, num_rows: int) -> tuple[Tensor, ...]:
-        """All the noise of a step: of the draws of z, then of the estimator's rows, if it has."""
-        noise = self._draw_own(step, num_rows)
-        if self.estimator is None or not self.has_row_noise:
-            return (noise,)
-        num_particles = self.svi.num_particles
-        return noise, self.estimator.row_noise(num_particles, num_rows, self._generator)
-
-    def _draw_own(self, step: int, num_rows: int) -> Tensor:
-        """Noise ``[S, M]``, ``[S, B, M]`` with draws for each row, or the step it is made of."""
-        svi, guide = self.svi, self.guide
-        if self._nodes is not None:
-            return self._nodes
-        if self._counts_noise:
-            return torch.tensor(step, dtype=torch.int32, device=self.program.device)
-        if not self._draws_rows:
-            return guide.draw_noise(svi.num_particles, self._generator)
-        noise = guide.draw_noise(svi.num_particles * num_rows, self._generator)
-        return noise.reshape(svi.num_particles, num_rows, -1)
-
-    def _noise_of(self, step: Tensor) -> Tensor:
-        """The noise itself: made of the step's number inside it, or as it was drawn before it."""
-        if not self._counts_noise:
-            return step
-        like = next(self.guide.parameters())
-        values = normal(step, self._num_normals, self._key, like.dtype)
-        return values.reshape(self.svi.num_particles, -1)
-
-    def _non_finite_sites(self, noise: Tensor, batch: Batch) -> list[str]:
-        with torch.no_grad():
-            draws = self.guide.make_terms(self._noise_of(noise).flatten(0, -2), density=False).z
-            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
-            return next((names for names in named if names), [])
+        if not self._whole.graph.is_captured:
+            self._parts.graph.is_captured = False
+        self._whole = None

@@ -1,4 +1,4 @@
-"""What the numbers of a `Judged` carry, in sentences: nothing that is below its standard error."""
+"""What numbers of classifiers carry, in sentences: nothing that is below its standard error."""
 
 from __future__ import annotations
 
@@ -8,53 +8,58 @@ from typing import TYPE_CHECKING
 from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.report.beyond.estimate import ERRORS
-from pyro_bnn.report.verdicts.answer import listed
+from pyro_bnn.report.verdicts.advice import listed
+from pyro_bnn.report.verdicts.statement import Answer, Statement
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.beyond.judged import Judged
+    from pyro_bnn.report.beyond.numbers import TrustNumbers
 
 OOD_SCORE = "entropy"
 
 
-def answer(found: Judged) -> tuple[str, list[tuple[str, str]]]:
+def answer(results: TrustNumbers) -> Answer:
     """A headline, and statements with a label each."""
-    return headline(found), list(statements(found))
+    return Answer(headline(results), tuple(Statement(*one) for one in statements(results)))
 
 
-def headline(found: Judged) -> str:
+def headline(results: TrustNumbers) -> str:
     """Which methods are not behind."""
-    ahead = _tied(found.ranking)
-    everywhere = [name for name in ahead if name in _tied(found.shifted_ranking or found.ranking)]
-    where = " and under corruption" if found.conditions else ""
-    if len(found.names) == 1:
-        return f"One method, {found.names[0]}: nothing to compare"
+    ahead = _tied(results.ranking)
+    everywhere = [
+        name for name in ahead if name in _tied(results.shifted_ranking or results.ranking)
+    ]
+    where = " and under corruption" if results.conditions else ""
+    if len(results.names) == 1:
+        return f"One method, {results.names[0]}: nothing to compare"
     if not everywhere:
         return (
             f"No method is ahead everywhere: on the test images {listed(ahead)}, under "
-            f"corruption {listed(_tied(found.shifted_ranking))}"
+            f"corruption {listed(_tied(results.shifted_ranking))}"
         )
     if len(everywhere) == 1:
-        return f"Trust {everywhere[0]} here, by the log score on the test {found.noun}{where}"
-    rest = "" if len(everywhere) < len(found.names) else f"; these {found.noun} cannot rank them"
-    return f"Not behind on the test {found.noun}{where}: {listed(everywhere)}{rest}"
+        return f"Trust {everywhere[0]} here, by the log score on the test {results.noun}{where}"
+    rest = (
+        "" if len(everywhere) < len(results.names) else f"; these {results.noun} cannot rank them"
+    )
+    return f"Not behind on the test {results.noun}{where}: {listed(everywhere)}{rest}"
 
 
-def statements(found: Judged) -> Iterator[tuple[str, str]]:
+def statements(results: TrustNumbers) -> Iterator[tuple[str, str]]:
     """One a question: scores, corruption, calibration, rejection, unknown inputs, attack."""
-    yield f"Test {found.noun}", _scores(found.ranking, found.table)
-    if found.conditions:
-        yield "Corrupted", _scores(found.shifted_ranking, found.shifted)
-    yield "Calibration", _calibration(found.table, found.noun)
-    yield "Rejection", _rejection(found.table, found.noun)
-    if found.ood_name is not None:
-        yield "Unknown inputs", _unknown(found.unknown, found.ood_name)
-    if found.epsilon is not None:
-        yield "Attack", _attack(found.attacked, found.epsilon)
-    single = [name for name, own in found.fits.items() if len(own) == 1]
+    yield f"Test {results.noun}", _scores(results.ranking, results.table)
+    if results.conditions:
+        yield "Corrupted", _scores(results.shifted_ranking, results.shifted)
+    yield "Calibration", _calibration(results.table, results.noun)
+    yield "Rejection", _rejection(results.table, results.noun)
+    if results.ood_name is not None:
+        yield "Unknown inputs", _unknown(results.unknown, results.ood_name)
+    if results.epsilon is not None:
+        yield "Attack", _attack(results.attacked, results.epsilon)
+    single = [name for name, own in results.fits.items() if len(own) == 1]
     if single:
-        is_all = len(single) == len(found.names)
+        is_all = len(single) == len(results.names)
         ranked = "" if is_all else " The ranking takes its scatter over seeds from the others."
         yield (
             "Not in the errors",
@@ -63,17 +68,19 @@ def statements(found: Judged) -> Iterator[tuple[str, str]]:
         )
 
 
-def text_summary(found: Judged) -> str:
+def text_summary(results: TrustNumbers) -> str:
     """The answer and the main numbers for a terminal."""
-    title, lines = answer(found)
-    table = found.table
+    title, lines, _ = answer(results)
+    table = results.table
     rows = [
         f"  {name:<32} {with_error(row['log_score'], row['log_score_se']):>20} "
         f"{row['accuracy']:>8.4f} {row['ece']:>8.4f} {row['floor']:>8.4f}"
         for name, row in table.iterrows()
     ]
     head = f"  {'method':<32} {'log score':>20} {'accuracy':>8} {'ECE':>8} {'floor':>8}"
-    return "\n".join([title + ".", "", *(f"{k}: {v}" for k, v in lines), "", head, *rows])
+    return "\n".join(
+        [title + ".", "", *(f"{one.label}: {one.text}" for one in lines), "", head, *rows]
+    )
 
 
 def _scores(ranking: Sequence[Ranked], table: pd.DataFrame) -> str:
@@ -139,14 +146,14 @@ def _unknown(table: pd.DataFrame, name: str) -> str:
     of = table[table["score"] == OOD_SCORE].set_index("method")
     best = str(of["auroc"].idxmax())
     row = of.loc[best]
-    found = f"AUROC {with_error(row['auroc'], row['auroc_se'])}, 0.5 being chance"
+    words = f"AUROC {with_error(row['auroc'], row['auroc_se'])}, 0.5 being chance"
     if not row["auroc"] - 0.5 > row["auroc_told"] * row["auroc_se"]:
         return (
             f"no method is shown to tell {name} from the test images by its {OOD_SCORE}: the "
-            f"highest is {best}, {found}."
+            f"highest is {best}, {words}."
         )
     return (
-        f"by its {OOD_SCORE} {best} tells {name} from the test images best ({found})"
+        f"by its {OOD_SCORE} {best} tells {name} from the test images best ({words})"
         f"{_beside(of, 'auroc', best)}."
     )
 

@@ -32,8 +32,8 @@ from pyro_bnn.diagnostics.max_t import FAMILY_WISE_ERROR, NUM_SIMULATED, units_o
 RESAMPLES = 100  # the error of an error is 7 % of it
 ERRORS = 2.0  # standard errors from which on a difference is told, where there is one
 
-Rows = Int[np.ndarray, " n"]
-Statistic = Callable[[Rows], float]
+RowNumbers = Int[np.ndarray, " n"]
+Statistic = Callable[[RowNumbers], float]
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,9 @@ def _limits(
     return limits
 
 
-Drawn = tuple[Resampled, Float[np.ndarray, "S R"]]
-
-
-def _parts_over_seeds(parts: list[Drawn]) -> Iterator[tuple[float, Float[np.ndarray, "S R"]]]:
+def _parts_over_seeds(
+    parts: list[tuple[Resampled, Float[np.ndarray, "S R"]]],
+) -> Iterator[tuple[float, Float[np.ndarray, "S R"]]]:
     """Errors over seeds of a difference, and normal numbers in place of the fits of each.
 
     As :meth:`Resampled.minus` has them: one where fits are paired, else one of each method.
@@ -186,7 +185,7 @@ def mean_of(numbers: Sequence[Resampled]) -> Resampled:
 
 
 @functools.lru_cache(maxsize=4)
-def resamples(*num_rows: int) -> list[Rows]:
+def resamples(*num_rows: int) -> list[RowNumbers]:
     """Rows drawn with replacement from each set, in order; the same whenever they are asked for."""
     rng = np.random.default_rng(0)
     ends = np.cumsum(num_rows)

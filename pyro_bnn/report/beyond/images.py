@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_bnn.data.split import Split
 from pyro_bnn.data.standardise import Standardiser
-from pyro_bnn.diagnostics.trust.corruptions import COMMON, Scale, corrupt
+from pyro_bnn.diagnostics.trust.corruptions import COMMON, CorruptionScale, corrupt
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 USUAL = {
@@ -107,7 +107,7 @@ def corrupted(
     severities: Sequence[int],
     *,
     kinds: Sequence[str] | None = None,
-    scale: Scale | None = None,
+    scale: CorruptionScale | None = None,
     num_rows: int | None = None,
     seed: int = 0,
 ) -> list[Condition]:
@@ -128,7 +128,7 @@ def corrupted(
         ShapeError, DataError: If the inputs are no images, as :meth:`Pixels.of`.
     """
     pixels = Pixels.of(split)
-    own: Scale = scale or ("mnist" if pixels.shape[0] == 1 else "cifar")
+    own: CorruptionScale = scale or ("mnist" if pixels.shape[0] == 1 else "cifar")
     if own not in COMMON:
         raise OptionError(f'scale is "cifar" or "mnist", not {own!r}')
     names = tuple(USUAL[own] if kinds is None else kinds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,18 +10,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_bnn.diagnostics.scores import accuracy, brier
 from pyro_bnn.diagnostics.trust.calibration_error import (
-    classwise_ece,
     debiased_squared_ece,
     debiased_squared_ece_sd,
-    equal_mass_ece,
     skce,
-    smooth_ece,
 )
 from pyro_bnn.diagnostics.trust.out_of_distribution import novelty_scores
-from pyro_bnn.diagnostics.trust.selective import selective_risk
-from pyro_bnn.report.beyond.estimate import Rows
+from pyro_bnn.report.beyond.estimate import RowNumbers
 from pyro_bnn.report.evaluation.held_out import class_draws
 from pyro_bnn.report.evaluation.units import to_numpy
 
@@ -46,6 +41,27 @@ class Scored:
     probs: Float[np.ndarray, "N C"]
     log_score: Float[np.ndarray, " N"]
     novelty: Mapping[str, Float[np.ndarray, " N"]]
+
+    def at(self, rows: RowNumbers, labels: Int[np.ndarray, " N"]) -> LabelledRows:
+        """Some of the rows, with their classes."""
+        entropy = self.novelty[ENTROPY][rows]
+        return LabelledRows(self.probs[rows], self.log_score[rows], entropy, labels[rows])
+
+
+class LabelledRows(NamedTuple):
+    """What numbers of classes are taken from.
+
+    Attributes:
+        probs: Predictive class probabilities ``[N, C]``.
+        log_score: Log of that of the observed class ``[N]``, nats.
+        entropy: Of the probabilities ``[N]``.
+        labels: The observed classes ``[N]``.
+    """
+
+    probs: Float[np.ndarray, "N C"]
+    log_score: Float[np.ndarray, " N"]
+    entropy: Float[np.ndarray, " N"]
+    labels: Int[np.ndarray, " N"]
 
 
 def score_rows(
@@ -79,40 +95,6 @@ def score_rows(
         np.concatenate([part.log_score for part in parts]),
         {name: np.concatenate([part.novelty[name] for part in parts]) for name in parts[0].novelty},
     )
-
-
-class Number(NamedTuple):
-    """One number of a table: what rows give it.
-
-    Attributes:
-        key: Its column in the data frame.
-        of: From what a posterior says of all rows, the classes, and which rows count.
-    """
-
-    key: str
-    of: Callable[[Scored, Int[np.ndarray, " N"], Rows], float]
-
-
-def _rejection(scored: Scored, y: Int[np.ndarray, " N"], rows: Rows) -> tuple[float, float]:
-    correct = scored.probs[rows].argmax(1) == y[rows]
-    found = selective_risk(scored.novelty[ENTROPY][rows], correct)
-    return found.augrc, found.aurc
-
-
-NUMBERS = (
-    Number("log_score", lambda s, _, rows: float(s.log_score[rows].mean())),
-    Number("accuracy", lambda s, y, rows: accuracy(s.probs[rows], y[rows])),
-    Number("brier", lambda s, y, rows: float(brier(s.probs[rows], y[rows]).mean())),
-    Number("ece", lambda s, y, rows: equal_mass_ece(s.probs[rows], y[rows])),
-    Number("augrc", lambda s, y, rows: _rejection(s, y, rows)[0]),
-)
-"""Numbers of the test rows and of corrupted ones."""
-MORE = (
-    Number("smooth_ece", lambda s, y, rows: smooth_ece(s.probs[rows], y[rows])),
-    Number("classwise_ece", lambda s, y, rows: classwise_ece(s.probs[rows], y[rows])),
-    Number("aurc", lambda s, y, rows: _rejection(s, y, rows)[1]),
-)
-"""Numbers of the test rows alone."""
 
 
 def of_pairs(scored: Scored, y: Int[np.ndarray, " N"]) -> dict[str, float]:

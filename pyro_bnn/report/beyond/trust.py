@@ -12,12 +12,12 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from pyro_bnn.checks import check_positive_int
-from pyro_bnn.diagnostics.trust.corruptions import Scale
+from pyro_bnn.diagnostics.trust.corruptions import CorruptionScale
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.beyond.answer import answer, text_summary
 from pyro_bnn.report.beyond.images import Pixels, corrupted, unknown_inputs
-from pyro_bnn.report.beyond.judged import CONTROL, MOVED, TEST, UNKNOWN, Fit, Judged
+from pyro_bnn.report.beyond.numbers import CONTROL, MOVED, TEST, UNKNOWN, Fit, TrustNumbers
 from pyro_bnn.report.beyond.scored import score_rows
 from pyro_bnn.report.compare import check_names, common_draws
 
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.diagnostics.trust.attack import Attacked
     from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.verdicts.statement import Answer
 
 NUM_DRAWS = 200
 SHIFTED_ROWS = 1_000
 
 
-class Trust(Judged):
+class Trust(TrustNumbers):
     """Classifiers on test rows, corrupted, unknown and attacked ones; made by `trust`.
 
     Methods are RANKED by the log score only; all else is shown with its error, and the paired
-    difference to the best. Printing it gives a summary. Numbers and tables are those of `Judged`.
+    difference to the best. Printing it gives a summary. Numbers and tables are those of
+    `TrustNumbers`.
     """
 
     @cached_property
-    def answer(self) -> tuple[str, list[tuple[str, str]]]:
+    def answer(self) -> Answer:
         """A headline, and statements with a label each; none is below its standard error."""
         return answer(self)
 
@@ -93,7 +95,7 @@ def trust(
     ood: Split | None = None,
     corruptions: Sequence[int] = (),
     kinds: Sequence[str] | None = None,
-    scale: Scale | None = None,
+    scale: CorruptionScale | None = None,
     attack: float | None = None,
     num_samples: int = NUM_DRAWS,
     num_rows: int = SHIFTED_ROWS,
@@ -176,7 +178,7 @@ def check_trust(
     ood: Split | None = None,
     corruptions: Sequence[int] = (),
     kinds: Sequence[str] | None = None,
-    scale: Scale | None = None,
+    scale: CorruptionScale | None = None,
     attack: float | None = None,
 ) -> None:
     """Refuse what `trust` would, before anything is fitted.

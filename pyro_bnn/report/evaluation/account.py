@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyro_bnn.plotting.numbers import number, percent
-from pyro_bnn.posterior.posterior import DrawsPosterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior.protocol import PosteriorLike

@@ -28,7 +28,8 @@ from pyro_bnn.errors import (
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import Data, as_dataset
 from pyro_bnn.infer.run import Reached
-from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.report.evaluation.account import Account, Agreement, Tried, with_account
 from pyro_bnn.report.evaluation.fit_checks import FUNCTION, FitChecks, run_checks

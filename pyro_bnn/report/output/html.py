@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyro_bnn.report.output.page import KINDS, Table, render_page, slug
+from pyro_bnn.report.output.glossary import WORDS
+from pyro_bnn.report.output.page import KINDS, PageTable, render_page, slug
 from pyro_bnn.report.output.target_tables import target_sections
 from pyro_bnn.report.output.text import headline
 from pyro_bnn.report.plots.figures import FIRST, Figures
 from pyro_bnn.report.tables.table import own_rows, sections, settings, shown, summary_columns
-from pyro_bnn.report.verdicts.answer import WORDS
 
 if TYPE_CHECKING:
     from pyro_bnn.report.comparison import Evaluations
@@ -66,7 +66,7 @@ def render_fragment(comparison: Evaluations) -> str:
     return render_page("fragment.html", answer=comparison.answer, table=_summary(comparison))
 
 
-def _summary(comparison: Evaluations) -> Table:
+def _summary(comparison: Evaluations) -> PageTable:
     """The one table that is read first."""
     table, status = comparison.table, comparison.answer.status
     tags = {
@@ -74,18 +74,18 @@ def _summary(comparison: Evaluations) -> Table:
         for name in table.index
     }
     columns = summary_columns(table, comparison.units, comparison.split.task)
-    return Table(SUMMARY, columns, table, ordered_by="to the best", tags=tags)
+    return PageTable(SUMMARY, columns, table, ordered_by="to the best", tags=tags)
 
 
-def _tables(comparison: Evaluations) -> list[Table]:
+def _tables(comparison: Evaluations) -> list[PageTable]:
     table = comparison.table
     tags = {str(name): ["one draw"] for name, draws in table["draws"].items() if draws == 1}
     found = []
     for title, columns in shown(table, sections(comparison.units, comparison.split.task)):
         rows = own_rows(table, columns)
         own, caption = settings(rows, columns)
-        found.append(Table(title, own, rows, ordered_by="", tags=tags, caption=caption))
-    return [*found, *(Table(*target, ordered_by="") for target in target_sections(comparison))]
+        found.append(PageTable(title, own, rows, ordered_by="", tags=tags, caption=caption))
+    return [*found, *(PageTable(*target, ordered_by="") for target in target_sections(comparison))]
 
 
 def _notes(comparison: Evaluations) -> list[tuple[str, str]]:

@@ -62,13 +62,13 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
         {'AutoLowRankMultivariateNormal': 'auto-low-rank-multivariate-normal', 'NUTS': 'nuts', \
 'mean field': 'mean-field', 'mean/field': 'mean-field-2'}
     """
-    found: dict[str, str] = {}
+    stems: dict[str, str] = {}
     for name in names:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
         stem = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "method"
         unique, count = stem, 1
-        while unique in found.values():
+        while unique in stems.values():
             count += 1
             unique = f"{stem}-{count}"
-        found[name] = unique
-    return found
+        stems[name] = unique
+    return stems

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.plotting.theme import name_parts, name_words
-from pyro_bnn.report.tables.metrics import BEYOND, Column
-from pyro_bnn.report.verdicts.answer import (
+from pyro_bnn.report.tables.cells import BEYOND
+from pyro_bnn.report.tables.metric import Metric
+from pyro_bnn.report.verdicts.statement import (
     AGAIN,
     AGREES,
     CHEAPER,
@@ -35,7 +36,7 @@ KINDS = {
 PACKAGES = ("pyro-bnn", "torch", "pyro-ppl", "numpy", "arviz", "matplotlib")
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table that readers can sort.
 
     Attributes:
@@ -48,7 +49,7 @@ class Table(NamedTuple):
     """
 
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[Metric]
     numbers: pd.DataFrame
     ordered_by: str = "log score"
     tags: Mapping[str, Sequence[str]] = MappingProxyType({})

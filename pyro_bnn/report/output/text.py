@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyro_bnn.plotting.numbers import counted
 from pyro_bnn.report.evaluation.units import OF_EACH
 from pyro_bnn.report.output.target_tables import target_sections
-from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.tables.metric import Metric
 from pyro_bnn.report.tables.table import own_rows, sections, shown
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def model_lines(comparison: Evaluations) -> list[str]:
     ]
 
 
-def grid(title: str, columns: Sequence[Column], table: pd.DataFrame) -> list[str]:
+def grid(title: str, columns: Sequence[Metric], table: pd.DataFrame) -> list[str]:
     """Lines of one section; columns that do not fit the width go on below, labelled again."""
     rows = table.to_dict("records")
     labels = [title, "", *(cut(str(name)) for name in table.index)]
@@ -86,7 +86,7 @@ def grid(title: str, columns: Sequence[Column], table: pd.DataFrame) -> list[str
     return [line.rstrip() for line in done + lines]
 
 
-def _short(column: Column) -> str:
+def _short(column: Metric) -> str:
     """The unit, or a word for it where the name of the target would make the column too wide."""
     if column.unit == OF_EACH:
         return "sds of y"

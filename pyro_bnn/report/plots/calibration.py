@@ -12,7 +12,7 @@ from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import BAD, BAND, INK, MUTED, Dashes, add_legend
 from pyro_bnn.report.evaluation.held_out import HeldOut, class_blocks
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
+from pyro_bnn.report.plots.panels import DrawnFigure, coverages, panels, span
 
 if TYPE_CHECKING:
     from pyro_bnn.report.comparison import Evaluations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 
 
-def pit_differences(comparison: Evaluations) -> Drawn:
+def pit_differences(comparison: Evaluations) -> DrawnFigure:
     """Distribution function of PIT values less the uniform one, with its band, a panel a method."""
     away = {}
     with panels(comparison, 2.3, room=0.5) as (figure, found):
@@ -40,7 +40,7 @@ def pit_differences(comparison: Evaluations) -> Drawn:
             away[entry.name] = float(np.abs(ecdf.difference).max())
         figure.supxlabel("PIT: share of predictive draws below the observation")
         figure.supylabel("share of held-out rows below,\nless the uniform share")
-    return Drawn(
+    return DrawnFigure(
         figure,
         "A line within the grey band is not told from a calibrated one: of data sets drawn from "
         "the method's own posterior, all rows from one draw of its function, "
@@ -56,7 +56,7 @@ def pit_differences(comparison: Evaluations) -> Drawn:
     )
 
 
-def reliability(comparison: Evaluations) -> Drawn:
+def reliability(comparison: Evaluations) -> DrawnFigure:
     """Accuracy over confidence with the band of a calibrated method, one panel a method."""
     with panels(comparison, 3.0) as (figure, found):
         low_x, low_y = 1.0, 1.0
@@ -87,7 +87,7 @@ def reliability(comparison: Evaluations) -> Drawn:
         figure.supylabel("accuracy on held-out rows")
     errors = {entry.name: entry.held_out.ece for entry in comparison.ranked}
     floors = {entry.name: entry.held_out.ece_floor for entry in comparison.ranked}
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Points, one for each of 15 bins of confidence of equal width that has rows, are "
         "calibrated on the dashed line; below it the method is too confident. Each grey bar holds "
@@ -131,7 +131,7 @@ def _mutual_information(scores: HeldOut) -> np.ndarray:
     return np.concatenate([class_uncertainty(p).mutual_information for p in blocks])
 
 
-def rejection(comparison: Evaluations) -> Drawn:
+def rejection(comparison: Evaluations) -> DrawnFigure:
     """Accuracy of the kept rows over the share that is rejected, one panel a method."""
     from matplotlib.lines import Line2D
 
@@ -162,7 +162,7 @@ def rejection(comparison: Evaluations) -> Drawn:
         add_legend(figure, marks | {"at random": at_random})
         figure.supxlabel("share of held-out rows rejected, the most uncertain first")
         figure.supylabel("accuracy on the rest")
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Accuracy on the rows that are kept when the most uncertain of "
         f"{len(comparison.rows.test):,} are rejected, by entropy (total uncertainty) or by mutual "

@@ -14,7 +14,7 @@ from pyro_bnn.report.plots.fit import (
     with_chains,
     with_elbo,
 )
-from pyro_bnn.report.plots.panels import Drawn
+from pyro_bnn.report.plots.panels import DrawnFigure
 from pyro_bnn.report.plots.predictive import band, has_one_input, is_regression, predictions
 from pyro_bnn.report.plots.score import (
     against_reference,
@@ -39,7 +39,7 @@ class Plot(NamedTuple):
 
     title: str
     applies: Callable[[Any], object]
-    draw: Callable[[Any], Drawn]
+    draw: Callable[[Any], DrawnFigure]
 
 
 PLOTS = {
@@ -94,9 +94,9 @@ class Figures(Mapping[str, "Figure"]):
     def __init__(self, comparison: Any, plots: Mapping[str, Plot] = PLOTS) -> None:
         self._comparison, self._plots = comparison, plots
         self._names = [name for name, plot in plots.items() if plot.applies(comparison)]
-        self._drawn: dict[str, Drawn] = {}
+        self._drawn: dict[str, DrawnFigure] = {}
 
-    def drawn(self, name: str) -> Drawn:
+    def drawn(self, name: str) -> DrawnFigure:
         """A figure with its words."""
         if name not in self._names:
             raise UnknownNameError("figure", name, self._names)

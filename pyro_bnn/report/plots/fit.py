@@ -17,7 +17,7 @@ from pyro_bnn.plotting.theme import (
 )
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import ELBO, objective_of
-from pyro_bnn.report.plots.panels import Drawn, span, styles_of
+from pyro_bnn.report.plots.panels import DrawnFigure, span, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ NUM_TRACE_POINTS = 150  # of the smoothed trace
 MAX_CHAINS = 8
 
 
-def elbo_traces(comparison: Evaluations) -> Drawn:
+def elbo_traces(comparison: Evaluations) -> DrawnFigure:
     """Smoothed ELBO traces, a panel for each evidence; legends go from the highest end down."""
     entries = with_elbo(comparison)
     by_name = {entry.name: entry for entry in entries}
@@ -54,7 +54,7 @@ def elbo_traces(comparison: Evaluations) -> Drawn:
         axes[-1].set_xlabel("step")
         figure.supylabel("ELBO, nats (smoothed)")
         figure.legend(handles=lines, loc="outside lower left", ncols=2, handlelength=3.2)
-    return Drawn(
+    return DrawnFigure(
         figure,
         _describe_elbo(comparison, entries),
         f"ELBO over the steps of the fit, a line a method: at the end {span(heights)} nats.",
@@ -121,7 +121,7 @@ def _describe_elbo(comparison: Evaluations, entries: Sequence[Evaluation]) -> st
     )
 
 
-def rank_plots(comparison: Evaluations) -> Drawn:
+def rank_plots(comparison: Evaluations) -> DrawnFigure:
     """Rank histograms of f at the worst test point, a panel a chain, a row a sampler."""
     entries = with_chains(comparison)
     columns = min(MAX_CHAINS, max(_chains(entry).shape[0] for entry in entries))
@@ -160,7 +160,7 @@ def rank_plots(comparison: Evaluations) -> Drawn:
         )
     has_more = any(len(_chains(entry)) > MAX_CHAINS for entry in entries)
     more = f" Of more than {MAX_CHAINS} chains the first {MAX_CHAINS} are drawn."
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Chains that agree have flat histograms; the grey band allows for their autocorrelation "
         "(99 % a bar). The function is shown, not weights, which symmetries alias: "

@@ -20,7 +20,7 @@ from pyro_bnn.plotting.theme import (
     styles,
     wrap_name,
 )
-from pyro_bnn.report.verdicts.answer import AGAIN, AGREES, DIFFERS, NOT, UNJUDGED, USE
+from pyro_bnn.report.verdicts.statement import AGAIN, AGREES, DIFFERS, NOT, UNJUDGED, USE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ STATUS = {
 """How methods are drawn where the answer is read from: by what the verdicts say of them."""
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     """A figure and its words.
 
     Attributes:

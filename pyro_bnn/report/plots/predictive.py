@@ -10,7 +10,7 @@ from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.plotting.theme import INK, MUTED, PAPER, add_legend
 from pyro_bnn.report.evaluation.held_out import LEVEL
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.plots.panels import Drawn, coverages, panels, span
+from pyro_bnn.report.plots.panels import DrawnFigure, coverages, panels, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def has_one_input(comparison: Evaluations) -> bool:
     )
 
 
-def predictions(comparison: Evaluations) -> Drawn:
+def predictions(comparison: Evaluations) -> DrawnFigure:
     """Observed values over predicted means with 95 % intervals, one panel a method."""
     units, split = comparison.units, comparison.rows
     observed = units.values(to_numpy(split.test.y).reshape(-1, len(units.scale))).ravel()
@@ -74,7 +74,7 @@ def predictions(comparison: Evaluations) -> Drawn:
     has_means = all(entry.held_out.has_mean for entry in comparison.ranked)
     centre = "mean" if has_means else "mean (median where the tails have no mean)"
     errors = {entry.name: entry.held_out.rmse for entry in comparison.ranked}
-    return Drawn(
+    return DrawnFigure(
         figure,
         f"Held-out rows: the observed value over the predictive {centre}, with the central 95 % "
         "interval as a line; open circles lie outside their interval, the dashed line is equality.",
@@ -84,7 +84,7 @@ def predictions(comparison: Evaluations) -> Drawn:
     )
 
 
-def band(comparison: Evaluations) -> Drawn:
+def band(comparison: Evaluations) -> DrawnFigure:
     """Predictive and epistemic band over the one input, one panel a method."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -130,7 +130,7 @@ def band(comparison: Evaluations) -> Drawn:
         names_of_x = split.train.input_names
         figure.supxlabel(names_of_x[0] if names_of_x else "x")
         figure.supylabel(units.name)
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Median of the function (line), its central 95 % band (dark: what the posterior does not "
         f"know) and that of new observations of {units.name} (light: noise added), with training "

@@ -20,7 +20,7 @@ from pyro_bnn.plotting.theme import (
 )
 from pyro_bnn.report.evaluation.held_out import marginals
 from pyro_bnn.report.evaluation.units import SDS
-from pyro_bnn.report.plots.panels import Drawn, panels, span, status_of
+from pyro_bnn.report.plots.panels import DrawnFigure, panels, span, status_of
 from pyro_bnn.report.tables.metrics import HIGH, LOW
 from pyro_bnn.report.verdicts.spread_verdicts import SD_RATIO_THRESHOLD, SD_RATIO_UPPER
 
@@ -42,7 +42,7 @@ def has_distances(comparison: Evaluations) -> bool:
     return any(entry.at_rows is not None for entry in comparison.evaluations.values())
 
 
-def scores(comparison: Evaluations) -> Drawn:
+def scores(comparison: Evaluations) -> DrawnFigure:
     """Paired differences of the log score to the best, with 2 standard errors, beside the cost."""
     ranking = comparison.ranking
     times = {e.name: float(e.fit.wall_time) for e in comparison.ranked}
@@ -64,7 +64,7 @@ def scores(comparison: Evaluations) -> Drawn:
         " Right: wall time of the fit, on a scale of powers of ten; fits that ran beside others "
         "took longer for it."
     )
-    return Drawn(
+    return DrawnFigure(
         figure,
         f"Left: difference to {best.name}, paired over held-out rows, with "
         f"{BAR_STANDARD_ERRORS:g} standard errors over rows and draws, of this pair alone. Behind "
@@ -163,7 +163,7 @@ def _draw_times(ax: Axes, comparison: Evaluations, times: Mapping[str, float]) -
     hide_left(ax)
 
 
-def against_reference(comparison: Evaluations) -> Drawn:
+def against_reference(comparison: Evaluations) -> DrawnFigure:
     """Distance to the reference beside its floor, and the ratio of epistemic sds over the rows.
 
     A second, fainter bar below is of the probes off the data. Markers are open where the reference
@@ -205,7 +205,7 @@ def against_reference(comparison: Evaluations) -> Drawn:
     ratios = span({entry.name: at.sd_ratio.value for entry, at in entries})
     off = span({name: at.sd_ratio.value for name, at in off_data.items()})
     names = ", ".join(elsewhere)
-    return Drawn(
+    return DrawnFigure(
         figure,
         f"Left: how far marginal draws of the function are from those of {comparison.reference}, "
         "mean over held-out rows; the grey reaches to the distance between its own halves, and "
@@ -220,7 +220,7 @@ def against_reference(comparison: Evaluations) -> Drawn:
     )
 
 
-def spread_by_row(comparison: Evaluations) -> Drawn:
+def spread_by_row(comparison: Evaluations) -> DrawnFigure:
     """Epistemic sd of every held-out row against that of the reference, one panel a method."""
     styles, elsewhere = status_of(comparison), not_judged(comparison)
     across = _sds(comparison, comparison.evaluations[str(comparison.reference)])
@@ -238,7 +238,7 @@ def spread_by_row(comparison: Evaluations) -> Drawn:
         unit = "standardised" if of_function == SDS else of_function
         figure.supxlabel(f"epistemic sd of {comparison.reference}, {unit}")
         figure.supylabel("epistemic sd of the method")
-    return Drawn(
+    return DrawnFigure(
         figure,
         "Each mark is a held-out row (and an output or class, where there are several). On the "
         f"dashed line a method is as sure of the function as {comparison.reference}, above it less "

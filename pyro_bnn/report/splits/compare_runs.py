@@ -13,12 +13,12 @@ from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.plotting.numbers import counted, with_error
 from pyro_bnn.report.compare import Comparison
 from pyro_bnn.report.output.names import warn_of_others
-from pyro_bnn.report.output.page import Table, render_page
+from pyro_bnn.report.output.page import PageTable, render_page
 from pyro_bnn.report.output.text import WIDTH, grid, marked
-from pyro_bnn.report.splits.run import Run
+from pyro_bnn.report.splits.run import SplitRun
 from pyro_bnn.report.splits.table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.splits.verdicts import run_verdicts
-from pyro_bnn.report.tables.metrics import Column
+from pyro_bnn.report.tables.metric import Metric
 from pyro_bnn.report.tables.table import shown
 from pyro_bnn.report.verdicts.verdict import Verdict
 
@@ -37,7 +37,7 @@ class RepeatedComparison:
         table: A row a method; see :func:`pyro_bnn.report.splits.table.make_run_table`.
     """
 
-    def __init__(self, runs: Iterable[Run]) -> None:
+    def __init__(self, runs: Iterable[SplitRun]) -> None:
         self.runs = sorted(runs, key=lambda run: (run.split, run.seed))
         first = self.runs[0]
         self.task, self.units, self.data_name = first.task, first.units, first.data_name
@@ -76,7 +76,7 @@ class RepeatedComparison:
         )
 
     @property
-    def _sections(self) -> dict[str, list[Column]]:
+    def _sections(self) -> dict[str, list[Metric]]:
         return run_sections(self.task, self.units, self.runs[0].of_function)
 
     def summary(self) -> str:
@@ -120,7 +120,7 @@ class RepeatedComparison:
             headline=self.headline,
             findings=self.findings,
             tables=[
-                Table(title, columns, self.table)
+                PageTable(title, columns, self.table)
                 for title, columns in shown(self.table, self._sections)
             ],
             runs=_rows(self.runs, links),
@@ -131,7 +131,7 @@ class RepeatedComparison:
         return folder
 
 
-def compare_runs(runs: Iterable[Run | Comparison]) -> RepeatedComparison:
+def compare_runs(runs: Iterable[SplitRun | Comparison]) -> RepeatedComparison:
     """Puts comparisons of the same methods on several splits, with several seeds, together.
 
     Means are over splits, of means over seeds within each, and only over the runs that all methods
@@ -141,13 +141,13 @@ def compare_runs(runs: Iterable[Run | Comparison]) -> RepeatedComparison:
     ranked.
 
     Args:
-        runs: Comparisons of one data set, or what :meth:`Run.of` keeps of them.
+        runs: Comparisons of one data set, or what :meth:`SplitRun.of` keeps of them.
 
     Raises:
         OptionError: If there is no run with a method, or two have one split and seed.
         DataError: If they are of different data sets.
     """
-    kept = [Run.of(run) if isinstance(run, Comparison) else run for run in runs]
+    kept = [SplitRun.of(run) if isinstance(run, Comparison) else run for run in runs]
     if not any(run.methods for run in kept):
         raise OptionError("nothing to put together: give at least one comparison")
     seen: set[str] = set()
@@ -177,7 +177,7 @@ def _span(counts: Iterable[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _rows(runs: Sequence[Run], links: Mapping[str, str]) -> list[dict[str, Any]]:
+def _rows(runs: Sequence[SplitRun], links: Mapping[str, str]) -> list[dict[str, Any]]:
     """What the page says of each run, with a link to its report where there is one."""
     found = []
     for run in runs:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
+class SplitRun:
     """What is kept of one comparison: its numbers and verdicts, no draws.
 
     Attributes:
@@ -50,7 +50,7 @@ class Run:
     of_function: str = SDS
 
     @classmethod
-    def of(cls, comparison: Comparison, lost: Mapping[str, str] | None = None) -> Run:
+    def of(cls, comparison: Comparison, lost: Mapping[str, str] | None = None) -> SplitRun:
         """The run of a comparison, whose seed is that of its draws.
 
         Args:
@@ -66,7 +66,7 @@ class Run:
         )
 
     @classmethod
-    def without_posteriors(cls, split: Split, seed: int, lost: Mapping[str, str]) -> Run:
+    def without_posteriors(cls, split: Split, seed: int, lost: Mapping[str, str]) -> SplitRun:
         """A run in which no method has a score.
 
         Args:

@@ -18,43 +18,23 @@ from pyro_bnn.report.splits.statistics import (
     behind_over_splits,
     over_splits,
 )
-from pyro_bnn.report.tables.metrics import (
-    CHAINS,
-    COST,
-    FIT,
-    OF_F,
-    OF_Y,
-    ON_PAGE,
-    REFERENCE,
-    SCORES,
-    Column,
-    largest,
-    mean,
-    mean_share,
-)
+from pyro_bnn.report.tables.metric import OF_F, OF_Y, SCORES, Metric
+from pyro_bnn.report.tables.metrics import ON_PAGE
 from pyro_bnn.report.tables.table import in_units
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.splits.run import Run
+    from pyro_bnn.report.splits.run import SplitRun
 
 NAN = float("nan")
 NOTHING = OverSplits(mean=NAN)
-SUMMARY = {
-    SCORES: "Scores", CHAINS: "Fits", FIT: "Fits", REFERENCE: "Fits", COST: "Fits",
-}  # fmt: skip
-LARGEST = tuple(metric.key for metric in ON_PAGE if metric.runs and metric.over is largest)
 
 
-def averaged(task: str) -> list[str]:
-    """Names of the numbers whose means over splits are given, beside the log score."""
-    return [
-        metric.key
-        for metric in ON_PAGE
-        if metric.runs and task in metric.tasks and metric.over in (mean, mean_share)
-        if metric.key != "log_score"
-    ]
+def keys_of(how: str, task: str) -> list[str]:
+    """Names of the numbers that the table has by ``OverRuns.how``."""
+    metrics = (metric for metric in ON_PAGE if metric.runs and task in metric.tasks)
+    return [metric.key for metric in metrics if metric.runs and metric.runs.how == how]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,23 +62,23 @@ class Standing:
     num_best: int = 0
 
 
-def common_runs(runs: Sequence[Run]) -> list[Run]:
+def common_runs(runs: Sequence[SplitRun]) -> list[SplitRun]:
     """The runs that have every method which has any run: averages are over these alone."""
     present = {str(name) for run in runs for name in run.methods}
     return [run for run in runs if present and present <= set(run.methods)]
 
 
-def count_splits(runs: Sequence[Run]) -> int:
+def count_splits(runs: Sequence[SplitRun]) -> int:
     """How many different splits there are."""
     return len({run.split for run in runs})
 
 
-def correction(runs: Sequence[Run]) -> float:
+def correction(runs: Sequence[SplitRun]) -> float:
     """Test over training rows, averaged over runs: the correction of paired differences."""
     return float(np.mean([run.num_test / run.num_train for run in runs])) if runs else NAN
 
 
-def by_split(runs: Sequence[Run], name: str, key: str) -> list[Float[np.ndarray, " R"]]:
+def by_split(runs: Sequence[SplitRun], name: str, key: str) -> list[Float[np.ndarray, " R"]]:
     """Values of a method's column: an array over seeds for each split, in the order of splits."""
     splits = sorted({run.split for run in runs})
     return [
@@ -107,7 +87,7 @@ def by_split(runs: Sequence[Run], name: str, key: str) -> list[Float[np.ndarray,
     ]
 
 
-def standings(runs: Sequence[Run]) -> list[Standing]:
+def standings(runs: Sequence[SplitRun]) -> list[Standing]:
     """All methods by mean held-out log score, best first; methods without a run are last."""
     common = common_runs(runs)
     names = list(dict.fromkeys(name for run in runs for name in (*run.methods, *run.lost)))
@@ -143,7 +123,7 @@ def standings(runs: Sequence[Run]) -> list[Standing]:
 
 
 def make_run_table(
-    runs: Sequence[Run], places: Sequence[Standing], task: str, units: str
+    runs: Sequence[SplitRun], places: Sequence[Standing], task: str, units: str
 ) -> pd.DataFrame:
     """All averages, a row a method in the order of the standings.
 
@@ -166,11 +146,11 @@ def make_run_table(
         _put(row, "log_score", place.log_score)
         _put(row, "difference", place.difference)
         row |= {"tied": place.rank == 1, "p_value": place.p_value if place.rank else NAN}
-        for key in averaged(task):
+        for key in keys_of("mean", task):
             has_runs = place.num_runs > 0 and bool(common)
             _put(row, key, over_splits(by_split(common, place.name, key) if has_runs else []))
         own = [run for run in runs if place.name in run.methods]
-        for key in LARGEST:
+        for key in keys_of("largest", task):
             values = [float(run.table.loc[place.name, key]) for run in own]
             row[key] = max((v for v in values if v == v), default=NAN)
         row |= {
@@ -186,7 +166,7 @@ def make_run_table(
     return pd.DataFrame(rows, index=pd.Index([place.name for place in places], name="method"))
 
 
-def run_sections(task: str, units: str, of_function: str = SDS) -> dict[str, list[Column]]:
+def run_sections(task: str, units: str, of_function: str = SDS) -> dict[str, list[Metric]]:
     """The columns of the summary of several runs, by section.
 
     Args:
@@ -195,14 +175,12 @@ def run_sections(task: str, units: str, of_function: str = SDS) -> dict[str, lis
         of_function: Of distances of functions.
     """
     in_words = {OF_Y: units, OF_F: of_function}
-    return {
-        where: [
-            metric.column(in_words, metric.runs, over=True)
-            for metric in ON_PAGE
-            if metric.runs and task in metric.tasks and SUMMARY[metric.where] == where
-        ]
-        for where in dict.fromkeys(SUMMARY.values())
-    }
+    columns: dict[str, list[Metric]] = {"Scores": [], "Fits": []}
+    for metric in ON_PAGE:
+        if metric.runs and task in metric.tasks:
+            title = "Scores" if metric.section == SCORES else "Fits"
+            columns[title].append(metric.over_runs().in_units(in_words))
+    return columns
 
 
 def _put(row: dict[str, Any], key: str, value: OverSplits) -> None:

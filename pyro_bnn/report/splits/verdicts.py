@@ -9,16 +9,16 @@ from pyro_bnn.plotting.numbers import counted, number, with_error
 from pyro_bnn.report.splits.statistics import MIN_SPLITS
 from pyro_bnn.report.splits.table import Standing, common_runs, correction, count_splits
 from pyro_bnn.report.verdicts.advice import sentence, together
-from pyro_bnn.report.verdicts.verdict import Rule, Verdict
+from pyro_bnn.report.verdicts.verdict import Verdict, VerdictRule
 from pyro_bnn.report.verdicts.verdicts import RULES, ranking_verdicts
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.splits.run import Run
+    from pyro_bnn.report.splits.run import SplitRun
 
 MAX_REASONS = 3
 
 
-def run_verdicts(runs: Sequence[Run], places: Sequence[Standing]) -> list[Verdict]:
+def run_verdicts(runs: Sequence[SplitRun], places: Sequence[Standing]) -> list[Verdict]:
     """All verdicts: ranking, what its errors mean, lost runs, then the checks of the fits.
 
     Args:
@@ -36,7 +36,7 @@ def run_verdicts(runs: Sequence[Run], places: Sequence[Standing]) -> list[Verdic
     ]
 
 
-def _scores(common: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+def _scores(common: Sequence[SplitRun], places: Sequence[Standing]) -> Iterator[Verdict]:
     if not common:
         yield Verdict(
             "No run has all methods, so there is nothing to average: see the reports of the single "
@@ -70,7 +70,7 @@ def _scores(common: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdi
     )
 
 
-def _errors(common: Sequence[Run]) -> Iterator[Verdict]:
+def _errors(common: Sequence[SplitRun]) -> Iterator[Verdict]:
     """What the errors are errors of."""
     num_splits = count_splits(common)
     if num_splits == 1 and len(common) > 1:
@@ -99,7 +99,7 @@ def _errors(common: Sequence[Run]) -> Iterator[Verdict]:
     )
 
 
-def _share_rows(runs: Sequence[Run]) -> bool | None:
+def _share_rows(runs: Sequence[SplitRun]) -> bool | None:
     """Whether test sets of different splits share rows; None where it is not known."""
     sets = {run.split: run.test_rows for run in runs}
     known = [rows for rows in sets.values() if rows is not None]
@@ -108,7 +108,7 @@ def _share_rows(runs: Sequence[Run]) -> bool | None:
     return len(frozenset[int]().union(*known)) < sum(map(len, known))
 
 
-def _wins(common: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict]:
+def _wins(common: Sequence[SplitRun], places: Sequence[Standing]) -> Iterator[Verdict]:
     if common and len([place for place in places if place.num_runs]) > 1:
         parts = ", ".join(f"{place.name} in {place.num_best}" for place in places if place.num_best)
         yield Verdict(
@@ -118,7 +118,9 @@ def _wins(common: Sequence[Run], places: Sequence[Standing]) -> Iterator[Verdict
         )
 
 
-def _lost(runs: Sequence[Run], num_common: int, places: Sequence[Standing]) -> Iterator[Verdict]:
+def _lost(
+    runs: Sequence[SplitRun], num_common: int, places: Sequence[Standing]
+) -> Iterator[Verdict]:
     for place in places:
         lost = [(run, run.lost[place.name]) for run in runs if place.name in run.lost]
         if not lost:
@@ -138,7 +140,7 @@ def _lost(runs: Sequence[Run], num_common: int, places: Sequence[Standing]) -> I
         )
 
 
-def _models(runs: Sequence[Run]) -> Iterator[Verdict]:
+def _models(runs: Sequence[SplitRun]) -> Iterator[Verdict]:
     """What the single runs say of models: once each, as the runs have the same models."""
     seen = set()
     for run in runs:
@@ -148,14 +150,14 @@ def _models(runs: Sequence[Run]) -> Iterator[Verdict]:
                 yield finding
 
 
-def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
+def _checks(runs: Sequence[SplitRun]) -> Iterator[Verdict]:
     """Every warning of the single runs, with the number of runs it was given in."""
     order = {name: place for place, run in enumerate(runs) for name in run.methods}
     for rule in RULES:
-        where: dict[str, list[Run]] = {}
+        where: dict[str, list[SplitRun]] = {}
         for run in runs:
             found = [f for f in run.findings if f.kind == rule.kind and f.is_warning]
-            for name in {name for finding in found for name in finding.methods}:
+            for name in dict.fromkeys(name for one in found for name in one.methods):
                 where.setdefault(name, []).append(run)
         if not where:
             continue
@@ -172,7 +174,7 @@ def _checks(runs: Sequence[Run]) -> Iterator[Verdict]:
         )
 
 
-def _step(rule: Rule, where: Mapping[str, Sequence[Run]]) -> str:
+def _step(rule: VerdictRule, where: Mapping[str, Sequence[SplitRun]]) -> str:
     """What the methods are to do next: what their runs say, or the rule in general."""
     steps = {
         name: step

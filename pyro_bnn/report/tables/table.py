@@ -13,24 +13,17 @@ from pyro_bnn.report.evaluation.shared_models import (
     shared_models,
 )
 from pyro_bnn.report.evaluation.units import OF_EACH, Units
-from pyro_bnn.report.tables.metrics import (
+from pyro_bnn.report.tables.metric import (
     CHAINS,
     COST,
     FIT,
-    METRICS,
     OF_F,
     OF_Y,
-    ON_PAGE,
     REFERENCE,
     SCORES,
-    Column,
-    Method,
+    Metric,
 )
-
-FIRST = (
-    "difference", "log_score", "rmse", "accuracy", "coverage_95", "ece",
-    "sd_ratio", "sd_ratio_off_data", "seconds",
-)  # fmt: skip
+from pyro_bnn.report.tables.metrics import FIRST, METRICS, ON_PAGE, RankedMethod
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,17 +55,15 @@ def make_table(
         log_scale = units.log_scale
     rows = []
     for place in ranking:
-        score = (place.score, place.standard_error)
-        method = Method(by_name[place.name], place, score, log_scale)
-        row: dict[str, Any] = {
-            "units": of_scores,
-            "notes": "; ".join((*method.entry.notes, *method.entry.distance_notes)),
-        }
+        score, error = place.score, place.standard_error
+        method = RankedMethod(by_name[place.name], place, score, error, log_scale)
+        notes = (*method.entry.notes, *method.entry.distance_notes)
+        row: dict[str, Any] = {"units": of_scores, "notes": "; ".join(notes)}
         rows.append(numbers(method, task) | row | under[place.name])
     return pd.DataFrame(rows, index=pd.Index([place.name for place in ranking], name="method"))
 
 
-def numbers(method: Method, task: str) -> dict[str, Any]:
+def numbers(method: RankedMethod, task: str) -> dict[str, Any]:
     """All numbers of a method by name."""
     of_task = (metric for metric in METRICS if task in metric.tasks)
     return {name: value for metric in of_task for name, value in metric.numbers(method).items()}
@@ -87,24 +78,24 @@ def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[st
     """
     fits = {entry.name: entry.fit for entry in evaluations}
     models = shared_models(fits)
-    found: dict[str, dict[str, Any]] = {
+    columns: dict[str, dict[str, Any]] = {
         name: {"model": model.label, "model_number": float("nan") if len(models) == 1 else place}
         for place, model in enumerate(models, start=1)
         for name in model.methods
     }
     for evidence, names in enumerate(shared_evidences(fits), start=1):
         for name in names:
-            found[name]["evidence"] = evidence
+            columns[name]["evidence"] = evidence
     for entry in evaluations:
         is_measured = reference is not None and entry.at_rows is not None
         is_same = is_measured and same_posterior(entry.fit, fits[str(reference)])
-        found[entry.name]["reference_model"] = (
+        columns[entry.name]["reference_model"] = (
             "" if not is_measured else "same" if is_same else "other"
         )
-    return found
+    return columns
 
 
-def sections(units: Units, task: str) -> dict[str, list[Column]]:
+def sections(units: Units, task: str) -> dict[str, list[Metric]]:
     """The columns of the report by section.
 
     Args:
@@ -113,47 +104,51 @@ def sections(units: Units, task: str) -> dict[str, list[Column]]:
     """
     in_words = {OF_Y: units.of_errors, OF_F: units.of_function}
     return {
-        where: [
-            metric.column(in_words, metric.meaning)
+        section: [
+            metric.in_units(in_words)
             for metric in ON_PAGE
-            if metric.meaning and task in metric.tasks and metric.where == where
+            if metric.meaning and task in metric.tasks and metric.section == section
         ]
-        for where in (SCORES, CHAINS, FIT, REFERENCE, COST)
+        for section in (SCORES, CHAINS, FIT, REFERENCE, COST)
     }
 
 
 def shown(
-    table: pd.DataFrame, groups: Mapping[str, Sequence[Column]]
-) -> Iterator[tuple[str, list[Column]]]:
+    table: pd.DataFrame, groups: Mapping[str, Sequence[Metric]]
+) -> Iterator[tuple[str, list[Metric]]]:
     """Sections and columns that have a number in the table, with the places that they share."""
     for title, columns in groups.items():
-        found = [column.of(table) for column in columns if not table[column.key].isna().all()]
-        if found:
-            yield title, found
+        known = [column.aligned(table) for column in columns if not table[column.key].isna().all()]
+        if known:
+            yield title, known
 
 
-def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Column]:
+def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Metric]:
     """The columns that are read first, the difference to the best before all."""
     metrics = {m.key: m for m in METRICS if m.meaning and task in m.tasks}
     in_words = {OF_Y: units.of_errors, OF_F: units.of_function}
-    columns = [metrics[key].first_column(in_words) for key in FIRST if key in metrics]
-    return next(found for _, found in shown(table, {"": columns}))
+    columns = [
+        metrics[key].in_brief(text).in_units(in_words)
+        for key, text in FIRST.items()
+        if key in metrics
+    ]
+    return next(known for _, known in shown(table, {"": columns}))
 
 
-def own_rows(table: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+def own_rows(table: pd.DataFrame, columns: Sequence[Metric]) -> pd.DataFrame:
     """The rows that have a number in one of the columns, beside that of their model."""
     keys = [column.key for column in columns if column.key != "model_number"]
     return table[table[keys].notna().any(axis=1)]
 
 
-def settings(table: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[Column], str]:
+def settings(table: pd.DataFrame, columns: Sequence[Metric]) -> tuple[list[Metric], str]:
     """The columns that differ, and in words those settings that are the same in all rows."""
     rows = table.to_dict("records")
     texts = {c.key: {c.cell(row) for row in rows} - {""} for c in columns if c.is_setting}
     same = [c for c in columns if len(rows) > 1 and len(texts.get(c.key, ())) == 1]
     words = [f"{c.title} {next(iter(texts[c.key]))}{f' {c.unit}' if c.unit else ''}" for c in same]
-    found = [column for column in columns if column not in same]
-    return found, f"The same for all: {', '.join(words)}." if words else ""
+    others = [column for column in columns if column not in same]
+    return others, f"The same for all: {', '.join(words)}." if words else ""
 
 
 def in_units(of_errors: str) -> str:

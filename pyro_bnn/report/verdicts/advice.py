@@ -63,7 +63,7 @@ def together(steps: Mapping[str, str]) -> str:
         names.setdefault(step, []).append(name)
     if len(names) == 1:
         return next(iter(names))
-    return "; ".join(f"for {_listed(own)} {step}" for step, own in names.items())
+    return "; ".join(f"for {listed(methods)} {step}" for step, methods in names.items())
 
 
 def sentence(step: str) -> str:
@@ -71,6 +71,12 @@ def sentence(step: str) -> str:
     return f"{step[:1].upper()}{step[1:]}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    *most, last = names
+def listed(words: Sequence[str]) -> str:
+    """Words with commas and an "and".
+
+    Example:
+        >>> listed(["a", "b", "c"]), listed(["a"])
+        ('a, b and c', 'a')
+    """
+    *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

@@ -18,7 +18,7 @@ from pyro_bnn.report.evaluation.held_out import LEVEL
 from pyro_bnn.report.evaluation.likelihood_checks import LEVEL_OF_THIRDS
 from pyro_bnn.report.evaluation.shared_models import same_model
 from pyro_bnn.report.verdicts.advice import advised, sentence, together
-from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Judged, Said, VerdictRule
 
 OF_ITSELF = (
     f"what {percent(BAND_PROBABILITY, 0)} of data sets drawn from the method's own posterior give, "
@@ -35,6 +35,9 @@ POSITIVE = (
 )
 
 
+@VerdictRule("coverage", "95 % coverage outside what the method's own posterior allows",
+             "Look at the likelihood and its noise scale, or try a richer posterior",
+             short="intervals of y too narrow or too wide", against=PREDICTIONS).of_all  # fmt: skip
 def coverage(judged: Judged) -> Iterator[Said]:
     """Intervals that hold too few or too many observations; methods with one fault together."""
     for too_few in (True, False):
@@ -56,6 +59,9 @@ def coverage(judged: Judged) -> Iterator[Said]:
             )
 
 
+@VerdictRule("pit", "PIT histogram outside what the method's own posterior allows",
+             "Look at the likelihood, or try a richer posterior", short="PIT values not uniform",
+             against=PREDICTIONS).of_all  # fmt: skip
 def pit(judged: Judged) -> Iterator[Said]:
     """Histograms of PIT values with a bar outside the band, where coverage shows no fault."""
     group, parts = [], []
@@ -73,6 +79,20 @@ def pit(judged: Judged) -> Iterator[Said]:
         )
 
 
+def _other_noise(entry: Evaluation) -> str:
+    """What to try; another noise scale only where there is one for all rows."""
+    scores = entry.held_out
+    assert scores.mean is not None
+    if scores.function_draws.shape[-1] > scores.mean.shape[-1]:  # f has raw scales, too
+        return "give the network more units, or fit the logarithm of a positive target"
+    return OTHER_NOISE
+
+
+@VerdictRule("noise by mean",
+             "90 % coverage at small and at large predicted means further apart than "
+             "the method's own posterior allows",
+             sentence(OTHER_NOISE), short="errors change with the predicted mean",
+             against=PREDICTIONS, advise=_other_noise).of_all  # fmt: skip
 def by_mean(judged: Judged) -> Iterator[Said]:
     """Intervals too wide at one end of the predicted means and too narrow at the other."""
     for grows in (True, False):
@@ -95,15 +115,8 @@ def by_mean(judged: Judged) -> Iterator[Said]:
             )
 
 
-def _other_noise(entry: Evaluation) -> str:
-    """What to try; another noise scale only where there is one for all rows."""
-    scores = entry.held_out
-    assert scores.mean is not None
-    if scores.function_draws.shape[-1] > scores.mean.shape[-1]:  # f has raw scales, too
-        return "give the network more units, or fit the logarithm of a positive target"
-    return OTHER_NOISE
-
-
+@VerdictRule("below zero", "95 % intervals below zero for a target that never is", POSITIVE,
+             short="intervals of y below zero").of_all  # fmt: skip
 def below_zero(judged: Judged) -> Iterator[Said]:
     """Intervals that reach below zero, where no target does and some would have by chance."""
     found = [entry for entry in judged.entries if entry.below_zero > 0]
@@ -116,6 +129,9 @@ def below_zero(judged: Judged) -> Iterator[Said]:
         )
 
 
+@VerdictRule("ece", "Calibration error above what the method's own posterior allows",
+             "Look at the prior and the network, or try a richer posterior",
+             short="probabilities not calibrated", against=PREDICTIONS).of_all  # fmt: skip
 def ece(judged: Judged) -> Iterator[Said]:
     """Class probabilities whose calibration error exceeds what the posterior itself expects."""
     far = [entry for entry in judged.entries if entry.held_out.ece > entry.held_out.ece_high]
@@ -131,24 +147,6 @@ def ece(judged: Judged) -> Iterator[Said]:
             f"{_cause(far, judged.judge)}.",
             far,
         )
-
-
-CALIBRATION = [
-    Rule("coverage", "95 % coverage outside what the method's own posterior allows",
-         "Look at the likelihood and its noise scale, or try a richer posterior", coverage,
-         "intervals of y too narrow or too wide", PREDICTIONS),
-    Rule("pit", "PIT histogram outside what the method's own posterior allows",
-         "Look at the likelihood, or try a richer posterior", pit,
-         "PIT values not uniform", PREDICTIONS),
-    Rule("noise by mean", "90 % coverage at small and at large predicted means further apart than "
-         "the method's own posterior allows", sentence(OTHER_NOISE), by_mean,
-         "errors change with the predicted mean", PREDICTIONS, advise=_other_noise),
-    Rule("below zero", "95 % intervals below zero for a target that never is", POSITIVE, below_zero,
-         "intervals of y below zero"),
-    Rule("ece", "Calibration error above what the method's own posterior allows",
-         "Look at the prior and the network, or try a richer posterior", ece,
-         "probabilities not calibrated", PREDICTIONS),
-]  # fmt: skip
 
 
 def _cause(group: Sequence[Evaluation], reference: Evaluation | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import has_members, is_biased_sampler
+from pyro_bnn.report.evaluation.natures import has_members
 from pyro_bnn.report.verdicts.advice import advice
-from pyro_bnn.report.verdicts.verdict import FUNCTION, REFIT, UNCHECKED, Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import FUNCTION, REFIT, UNCHECKED, VerdictRule
 
 SMALLEST_WEIGHT = 0.005  # of a chain that is named
 MAX_NAMED = 16  # chains that are named by their clusters
@@ -33,17 +33,20 @@ STACK = (
 TOO_SHORT = f"fewer than {MIN_DRAWS_A_CHAIN} draws a chain, too few for R-hat"
 
 
-def divergences(entry: Evaluation) -> str | None:
-    """Trajectories that diverged."""
-    count = entry.checks.num_divergent
-    if not count:
-        return None
-    return (
-        f"{count} of {entry.fit.num_stored_draws} draws diverged, threshold 0: parts of the "
-        "posterior may be missed"
-    )
+def settle(entry: Evaluation) -> str:
+    """What to do about chains that disagree: those in modes of their own are not joined by time.
+
+    Islands of particles are: more of them hold the modes by their weights.
+    """
+    nature = entry.fit.nature
+    are_chains = not (has_members(entry.fit) or nature.has_islands)
+    if not (are_chains and clusters_of(entry.checks.clusters)):
+        return advice(nature, "settling")
+    return STACK
 
 
+@VerdictRule("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
+             short="chains disagree", against=REFIT, advise=settle).of_each  # fmt: skip
 def rhat(entry: Evaluation) -> str:
     """Chains that disagree about the function, the log likelihood or a scale.
 
@@ -82,18 +85,9 @@ def clusters_of(clusters: ChainClusters | None) -> str:
     )
 
 
-def settle(entry: Evaluation) -> str:
-    """What to do about chains that disagree: those in modes of their own are not joined by time.
-
-    Islands of particles are: more of them hold the modes by their weights.
-    """
-    nature = entry.fit.nature
-    are_chains = not (has_members(entry.fit) or nature.has_islands)
-    if not (are_chains and clusters_of(entry.checks.clusters)):
-        return advice(nature, "settling")
-    return STACK
-
-
+@VerdictRule("stacked", "Chains weighted by stacking, which are not the posterior",
+             "predict with it, and take no spread of the function from it",
+             short="stacked chains, not the posterior", against=FUNCTION).of_each  # fmt: skip
 def stacked(entry: Evaluation) -> str:
     """Chains that were weighted by how they predict, which is not how probable their modes are."""
     if entry.fit.nature.kind != "stacked":
@@ -112,22 +106,20 @@ def stacked(entry: Evaluation) -> str:
     )
 
 
-def few_draws(entry: Evaluation) -> str:
-    """Too few effective draws; more draws mend none of chains in clusters."""
-    checks = entry.checks.sampling
-    is_apart = bool(clusters_of(entry.checks.clusters)) and not has_members(entry.fit)
-    found = "" if checks is None or is_apart else " and ".join(_few_draws(checks))
-    return found and (
-        f"{found}, threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "
-        "judge others"
-    )
-
-
-def too_short(checks: ChainChecks) -> str:
+@VerdictRule("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain", "raise num_samples",
+             short="chains too short to be checked", against=UNCHECKED,
+             fault="few draws").of_each  # fmt: skip
+def short_chains(entry: Evaluation) -> str:
     """Chains of too few draws for R-hat."""
-    return "" if checks.quantities else TOO_SHORT
+    checks = entry.checks.sampling
+    if checks is None or checks.quantities:
+        return ""
+    return f"{TOO_SHORT}: it is not known whether the chains have settled"
 
 
+@VerdictRule("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
+             "compare with NUTS, or weight them by bnn.stack_chains to predict",
+             short="members in modes of their own").of_each  # fmt: skip
 def members(entry: Evaluation) -> str:
     """Members of an ensemble that say different things, by more than each says of itself."""
     checks, within = entry.checks.sampling, entry.checks.rhat_within
@@ -144,6 +136,9 @@ def members(entry: Evaluation) -> str:
     )
 
 
+@VerdictRule("sampler bias", "Variances off by more than a tenth, by the energy errors",
+             "lower energy_variance, or use MAMS or NUTS", short="steps too long", against=REFIT,
+             fault="step bias").of_each  # fmt: skip
 def sampler_bias(entry: Evaluation) -> str:
     """A sampler without a test of acceptance whose steps are too long for its spread to count."""
     bias = entry.checks.sampler_bias
@@ -154,6 +149,55 @@ def sampler_bias(entry: Evaluation) -> str:
         f"its steps are too long, everywhere or in places: if all directions are equally stiff, "
         f"its energy errors imply variances off by {percent(bias, 0)} (by {percent(usual, 0)} at "
         f"the median draw), threshold {percent(MAX_BIAS, 0)}"
+    )
+
+
+@VerdictRule("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
+             short="too few effective draws", against=REFIT, fault="few draws").of_each  # fmt: skip
+def few_draws(entry: Evaluation) -> str:
+    """Too few effective draws; more draws mend none of chains in clusters."""
+    checks = entry.checks.sampling
+    is_apart = bool(clusters_of(entry.checks.clusters)) and not has_members(entry.fit)
+    found = "" if checks is None or is_apart else " and ".join(_few_draws(checks))
+    return found and (
+        f"{found}, threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "
+        "judge others"
+    )
+
+
+@VerdictRule("divergences", "Divergent trajectories",
+             "raise target_accept, or use a non-centred prior", short="divergent trajectories",
+             against=REFIT, fault="divergent").of_each  # fmt: skip
+def divergences(entry: Evaluation) -> str | None:
+    """Trajectories that diverged."""
+    count = entry.checks.num_divergent
+    if not count:
+        return None
+    return (
+        f"{count} of {entry.fit.num_stored_draws} draws diverged, threshold 0: parts of the "
+        "posterior may be missed"
+    )
+
+
+@VerdictRule("saturated trees", "Trees as large as max_tree_depth allows", "raise max_tree_depth",
+             short="trees as large as allowed", against=REFIT,
+             fault="saturated").of_each  # fmt: skip
+def saturated_trees(entry: Evaluation) -> str:
+    """Trees as large as allowed."""
+    large = "" if entry.checks.sampling is None else _saturated(entry.checks.sampling)
+    return large and (
+        f"{large}: trajectories end before they turn, so that neighbouring draws are alike"
+    )
+
+
+@VerdictRule("energy", f"E-BFMI below {MIN_EBFMI}",
+             "use another parametrisation, such as a non-centred prior", short="low E-BFMI",
+             against=REFIT).of_each  # fmt: skip
+def energy(entry: Evaluation) -> str:
+    """Chains that move slowly between energies."""
+    low = "" if entry.checks.sampling is None else _energies(entry.checks.sampling)
+    return low and (
+        f"{low}: the chains move slowly between energies and may not have reached the tails"
     )
 
 
@@ -170,40 +214,6 @@ def passed(entry: Evaluation) -> str:
         f"effective draws, {checks.smallest_ess_tail:,.0f} in the tails (at least "
         f"{MIN_ESS}){counted}"
     )
-
-
-def reference(judged: Judged) -> Iterator[Said]:
-    """A reference that cannot judge others, with its defects."""
-    entry = judged.reference
-    if entry is None or judged.judge is not None:
-        return
-    why = "is an approximation, neither exact nor a Markov chain"
-    step = "use NUTS chains as the reference"
-    if is_biased_sampler(entry.fit):
-        why = "is a biased sampler, whose chains do not converge to the posterior"
-        step = "use chains of NUTS, HMC or MAMS as the reference"
-    elif checks := entry.checks.sampling:
-        why, step = f"has defects ({'; '.join(defects(checks))})", "mend these first"
-    yield (
-        f"The reference {entry.name} {why}: distances and sd ratios to it are shown but not "
-        f"judged; {step}.",
-        [entry],
-    )
-
-
-def of_chains(find: Callable[[ChainChecks], str], meaning: str) -> Callable[[Evaluation], str]:
-    """What is said of chains.
-
-    Args:
-        find: What is wrong, with its number; empty where nothing is.
-        meaning: What follows from it.
-    """
-
-    def say(entry: Evaluation) -> str:
-        found = "" if entry.checks.sampling is None else find(entry.checks.sampling)
-        return found and f"{found}{meaning}"
-
-    return say
 
 
 def _worst_rhat(checks: ChainChecks) -> str:
@@ -241,44 +251,6 @@ def _energies(checks: ChainChecks) -> str:
     if not checks.ebfmi < MIN_EBFMI:
         return ""
     return f"E-BFMI {number(checks.ebfmi, 2)} of the worst chain, below {MIN_EBFMI}"
-
-
-CHAINS = [
-    Rule.of_each("rhat", f"R-hat above {RHAT_THRESHOLD}", "raise warmup_steps and num_samples",
-                 rhat, short="chains disagree", against=REFIT, advise=settle),
-    Rule.of_each("stacked", "Chains weighted by stacking, which are not the posterior",
-                 "predict with it, and take no spread of the function from it", stacked,
-                 short="stacked chains, not the posterior", against=FUNCTION),
-    Rule.of_each("short chains", f"Fewer than {MIN_DRAWS_A_CHAIN} draws a chain",
-                 "raise num_samples",
-                 of_chains(too_short, ": it is not known whether the chains have settled"),
-                 short="chains too short to be checked", against=UNCHECKED,
-                 fault="few draws"),
-    Rule.of_each("members", f"R-hat over the members of an ensemble above {RHAT_THRESHOLD}",
-                 "compare with NUTS, or weight them by bnn.stack_chains to predict", members,
-                 short="members in modes of their own"),
-    Rule.of_each("sampler bias", "Variances off by more than a tenth, by the energy errors",
-                 "lower energy_variance, or use MAMS or NUTS", sampler_bias,
-                 short="steps too long", against=REFIT, fault="step bias"),
-    Rule.of_each("ess", f"Bulk or tail ESS below {MIN_ESS}", "raise num_samples",
-                 few_draws,
-                 short="too few effective draws", against=REFIT, fault="few draws"),
-    Rule.of_each("divergences", "Divergent trajectories",
-                 "raise target_accept, or use a non-centred prior", divergences,
-                 short="divergent trajectories", against=REFIT, fault="divergent"),
-    Rule.of_each("saturated trees", "Trees as large as max_tree_depth allows",
-                 "raise max_tree_depth",
-                 of_chains(_saturated, ": trajectories end before they turn, so that neighbouring "
-                           "draws are alike"), short="trees as large as allowed", against=REFIT,
-                 fault="saturated"),
-    Rule.of_each("energy", f"E-BFMI below {MIN_EBFMI}",
-                 "use another parametrisation, such as a non-centred prior",
-                 of_chains(_energies, ": the chains move slowly between energies and may not have "
-                           "reached the tails"), short="low E-BFMI", against=REFIT),
-]  # fmt: skip
-REFERENCE = Rule("reference", "A reference that cannot judge",
-                 "use longer NUTS chains as the reference, or mend what its report names",
-                 reference)  # fmt: skip
 
 
 def defects(checks: ChainChecks) -> Iterator[str]:

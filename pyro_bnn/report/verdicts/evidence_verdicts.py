@@ -17,7 +17,7 @@ WITHOUT_ERROR = ("Exact", "CAVI")  # engines of models whose evidence has a clos
 STANDARD_ERRORS, MIN_NATS = 2.0, 1.0
 
 
-class Known(NamedTuple):
+class KnownEvidence(NamedTuple):
     """A log evidence with its error, in nats."""
 
     name: str
@@ -36,7 +36,7 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
     Args:
         judged: All methods, and the reference.
     """
-    known: list[Known] = []
+    known: list[KnownEvidence] = []
     for entry in judged.entries:
         if (found := _known(entry.name, entry.fit)) is None:
             continue
@@ -66,10 +66,10 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
         )
 
 
-def _known(name: str, fit: FitRecord) -> Known | None:
+def _known(name: str, fit: FitRecord) -> KnownEvidence | None:
     options = fit.options
     error = 0.0 if fit.engine in WITHOUT_ERROR else options.get("log_evidence_error")
     value = options.get("log_evidence")
     if value is None or error is None or fit.point_estimates:
         return None
-    return Known(name, fit, float(value), float(error))
+    return KnownEvidence(name, fit, float(value), float(error))

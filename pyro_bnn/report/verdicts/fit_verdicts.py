@@ -12,7 +12,7 @@ from pyro_bnn.report.evaluation.fit_checks import objective_of, probably_converg
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.advice import advice, advised, sentence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
-from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Rule, Said, Verdict
+from pyro_bnn.report.verdicts.verdict import REFIT, UNCHECKED, Judged, Said, Verdict, VerdictRule
 
 LONGER = "run it longer, or with another step size"
 SMALLER = "lower learning_rate"
@@ -20,6 +20,19 @@ COMPARE = "Run it longer, or compare with a longer run"
 RICHER = "judge by held-out scores, or try a richer family"
 
 
+def longer(entry: Evaluation) -> str:
+    """What lengthens a fit that still rose, with the number of steps and the seconds."""
+    words, doubling = advice(entry.fit.nature, "unfinished"), entry.checks.doubling
+    if doubling is None:
+        return words
+    if doubling.is_falling:
+        return SMALLER
+    seconds = entry.fit.wall_time * 2 * doubling.num_steps / max(len(entry.checks.losses), 1)
+    return f"{words}, to {2 * doubling.num_steps:,} (about {number(seconds, 2)} s)"
+
+
+@VerdictRule("trend", "Objective still rising at the end", "run it longer",
+             short="objective not settled", against=REFIT, advise=longer).of_each  # fmt: skip
 def trend(entry: Evaluation) -> str | None:
     """An objective that still rose, or fell, when the run ended."""
     doubling = entry.checks.doubling
@@ -38,17 +51,6 @@ def trend(entry: Evaluation) -> str | None:
         f"{with_error(found.gain, found.standard_error)} nats over the last {found.num_steps:,} "
         f"steps, threshold {STANDARD_ERRORS:g} standard errors and {MIN_GAIN:g} nats"
     )
-
-
-def longer(entry: Evaluation) -> str:
-    """What lengthens a fit that still rose, with the number of steps and the seconds."""
-    words, doubling = advice(entry.fit.nature, "unfinished"), entry.checks.doubling
-    if doubling is None:
-        return words
-    if doubling.is_falling:
-        return SMALLER
-    seconds = entry.fit.wall_time * 2 * doubling.num_steps / max(len(entry.checks.losses), 1)
-    return f"{words}, to {2 * doubling.num_steps:,} (about {number(seconds, 2)} s)"
 
 
 def ended(entry: Evaluation) -> str:
@@ -83,6 +85,9 @@ def converged(judged: Judged) -> Iterator[Verdict]:
     )
 
 
+@VerdictRule("unchecked", "It is not known whether the fit converged", COMPARE,
+             short="convergence not judged", against=UNCHECKED,
+             fault="unfinished").of_all  # fmt: skip
 def unchecked(judged: Judged) -> Iterator[Said]:
     """Fits of which it is not known whether they converged, together."""
     found = [entry for entry in judged.entries if entry.checks.unchecked]
@@ -95,28 +100,10 @@ def unchecked(judged: Judged) -> Iterator[Said]:
         )
 
 
-def khat(judged: Judged) -> Iterator[Said]:
-    """Approximations that importance sampling cannot correct, together, in the order given."""
-    far = [entry for entry in judged.entries if entry.checks.khat >= entry.checks.khat_limit]
-    if not far:
-        return
-    parts = [
-        f"{entry.name} {with_error(entry.checks.khat, entry.checks.khat_error)}"
-        for entry in far
-        if entry.checks.khat <= 1
-    ]
-    if beyond := [entry.name for entry in far if entry.checks.khat > 1]:
-        parts.append(f"{', '.join(beyond)} above 1, where a larger value need not be worse")
-    yield (
-        f"k-hat at or above {number(far[0].checks.khat_limit, 2)}, its limit for "
-        f"{far[0].num_draws:,} draws: {'; '.join(parts)}. Their draws cannot be reweighted to the "
-        f"posterior around them, so there is no PSIS-LOO; judge by held-out scores, or "
-        f"{advised(far, 'poor family')}. k-hat does not see modes that a guide lacks, and copies "
-        "of a mode do not change it.",
-        far,
-    )
-
-
+@VerdictRule("containment",
+             "ELBO below that of another fit of its family, or of a guide it contains", LONGER,
+             short="ELBO below that of a fit that it could equal", against=REFIT,
+             fault="optimum").of_all  # fmt: skip
 def containment(judged: Judged) -> Iterator[Said]:
     """Guides with a lower ELBO than one of their family or within it, on the same evidence.
 
@@ -159,13 +146,24 @@ def containment(judged: Judged) -> Iterator[Said]:
         )
 
 
-FITS = [
-    Rule.of_each("trend", "Objective still rising at the end", "run it longer", trend,
-                 short="objective not settled", against=REFIT, advise=longer),
-    Rule("unchecked", "It is not known whether the fit converged", COMPARE,
-         unchecked, "convergence not judged", UNCHECKED, "unfinished"),
-    Rule("containment", "ELBO below that of another fit of its family, or of a guide it contains",
-         LONGER, containment, "ELBO below that of a fit that it could equal", REFIT,
-         "optimum"),
-    Rule("khat", "k-hat at or above its limit", RICHER, khat, fault="poor family"),
-]  # fmt: skip
+@VerdictRule("khat", "k-hat at or above its limit", RICHER, fault="poor family").of_all  # fmt: skip
+def khat(judged: Judged) -> Iterator[Said]:
+    """Approximations that importance sampling cannot correct, together, in the order given."""
+    far = [entry for entry in judged.entries if entry.checks.khat >= entry.checks.khat_limit]
+    if not far:
+        return
+    parts = [
+        f"{entry.name} {with_error(entry.checks.khat, entry.checks.khat_error)}"
+        for entry in far
+        if entry.checks.khat <= 1
+    ]
+    if beyond := [entry.name for entry in far if entry.checks.khat > 1]:
+        parts.append(f"{', '.join(beyond)} above 1, where a larger value need not be worse")
+    yield (
+        f"k-hat at or above {number(far[0].checks.khat_limit, 2)}, its limit for "
+        f"{far[0].num_draws:,} draws: {'; '.join(parts)}. Their draws cannot be reweighted to the "
+        f"posterior around them, so there is no PSIS-LOO; judge by held-out scores, or "
+        f"{advised(far, 'poor family')}. k-hat does not see modes that a guide lacks, and copies "
+        "of a mode do not change it.",
+        far,
+    )

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.verdicts.verdict import FUNCTION, Rule
+from pyro_bnn.report.verdicts.verdict import FUNCTION, VerdictRule
 
 LEAST_PARAMETERS = 1.0  # that the spread of a posterior's function is worth
 
 
+@VerdictRule("one map", "Members of an ensemble that are one MAP",
+             "keep members apart, or give each a spread", short="members are one MAP",
+             against=FUNCTION, fault="narrow").of_each  # fmt: skip
 def one_map(entry: Evaluation) -> str:
     """Members that are several, and whose predictions are all but one."""
     members, share = entry.fit.num_atoms or 1, entry.held_out.epistemic_share
@@ -29,16 +32,3 @@ def one_map(entry: Evaluation) -> str:
         f"{num_rows:,} rows would be {number((LEAST_PARAMETERS / num_rows) ** 0.5, 2)}. From every "
         "start the MAP under this prior is the same function, which more members do not change"
     )
-
-
-MEMBERS = [
-    Rule.of_each(
-        "one map",
-        "Members of an ensemble that are one MAP",
-        "keep members apart, or give each a spread",
-        one_map,
-        short="members are one MAP",
-        against=FUNCTION,
-        fault="narrow",
-    ),
-]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.verdicts.verdict import REFIT, Rule
+from pyro_bnn.report.verdicts.verdict import REFIT, VerdictRule
 
 MAX_EVIDENCE_ERROR = 0.5  # nats
 MIN_ANCESTORS = 50  # over all islands: a mode's weight is then known to a seventh of itself
@@ -20,6 +20,11 @@ def _told(entry: Evaluation) -> Mapping[str, Any]:
     return entry.fit.options if entry.fit.nature.has_islands else {}
 
 
+@VerdictRule("evidence spread",
+             f"Islands of particles whose log evidence has an error above "
+             f"{MAX_EVIDENCE_ERROR:g} nats",
+             "raise num_particles, or ess_share", short="islands disagree on the evidence",
+             against=REFIT).of_each  # fmt: skip
 def evidence_spread(entry: Evaluation) -> str:
     """Islands whose log evidences are too far apart for draws of each to count alike."""
     told = _told(entry)
@@ -34,6 +39,8 @@ def evidence_spread(entry: Evaluation) -> str:
     )
 
 
+@VerdictRule("ancestors", f"Draws that descend from fewer than {MIN_ANCESTORS} draws of the prior",
+             "raise num_particles or num_islands", short="few ancestors").of_each  # fmt: skip
 def ancestors(entry: Evaluation) -> str:
     """Particles that descend from few draws of the prior."""
     left = _told(entry).get("ancestors", ())
@@ -46,6 +53,9 @@ def ancestors(entry: Evaluation) -> str:
     )
 
 
+@VerdictRule("slow moves",
+             "Particles that stay near to where they were at more than a tenth of the temperatures",
+             "raise max_moves", short="particles moved little").of_each  # fmt: skip
 def slow_moves(entry: Evaluation) -> str:
     """Temperatures at which particles stayed near to where they were resampled."""
     told = _told(entry)
@@ -58,29 +68,3 @@ def slow_moves(entry: Evaluation) -> str:
         f"above {FORGOTTEN:g} (up to {number(told['largest_correlation'], 2)}) with those before "
         "the moves, so that copies of a particle stay alike"
     )
-
-
-PARTICLES = [
-    Rule.of_each(
-        "evidence spread",
-        f"Islands of particles whose log evidence has an error above {MAX_EVIDENCE_ERROR:g} nats",
-        "raise num_particles, or ess_share",
-        evidence_spread,
-        short="islands disagree on the evidence",
-        against=REFIT,
-    ),
-    Rule.of_each(
-        "ancestors",
-        f"Draws that descend from fewer than {MIN_ANCESTORS} draws of the prior",
-        "raise num_particles or num_islands",
-        ancestors,
-        short="few ancestors",
-    ),
-    Rule.of_each(
-        "slow moves",
-        "Particles that stay near to where they were at more than a tenth of the temperatures",
-        "raise max_moves",
-        slow_moves,
-        short="particles moved little",
-    ),
-]

@@ -1,11 +1,13 @@
-"""A verdict on a reference that was looked for: what was tried, for how long, what came of it."""
+"""Verdicts on a reference: whether others may be measured against it, and how it was found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from pyro_bnn.report.evaluation.account import account
-from pyro_bnn.report.verdicts.verdict import Judged, Verdict
+from pyro_bnn.report.evaluation.natures import is_biased_sampler
+from pyro_bnn.report.verdicts.chain_verdicts import defects
+from pyro_bnn.report.verdicts.verdict import Judged, Said, Verdict, VerdictRule
 
 CLIMB = "climb"
 STEP = (
@@ -13,6 +15,28 @@ STEP = (
     "their own because the learned noise is small, a likelihood that holds it fixed, or a smooth "
     "activation such as tanh: a reference of that other model."
 )
+
+
+@VerdictRule("reference", "A reference that cannot judge",
+             "use longer NUTS chains as the reference, or mend what its report names",
+             ).of_all  # fmt: skip
+def reference(judged: Judged) -> Iterator[Said]:
+    """A reference that cannot judge others, with its defects."""
+    entry = judged.reference
+    if entry is None or judged.judge is not None:
+        return
+    why = "is an approximation, neither exact nor a Markov chain"
+    step = "use NUTS chains as the reference"
+    if is_biased_sampler(entry.fit):
+        why = "is a biased sampler, whose chains do not converge to the posterior"
+        step = "use chains of NUTS, HMC or MAMS as the reference"
+    elif checks := entry.checks.sampling:
+        why, step = f"has defects ({'; '.join(defects(checks))})", "mend these first"
+    yield (
+        f"The reference {entry.name} {why}: distances and sd ratios to it are shown but not "
+        f"judged; {step}.",
+        [entry],
+    )
 
 
 def climb_verdicts(judged: Judged) -> Iterator[Verdict]:

@@ -8,7 +8,6 @@ independent weights look too wide at the first and are too narrow in gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,7 +18,7 @@ from pyro_bnn.report.evaluation.against import AgainstReference
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import is_at_mode
 from pyro_bnn.report.verdicts.advice import OF_CHAINS, advice, advised, sentence
-from pyro_bnn.report.verdicts.verdict import FUNCTION, Judged, Rule, Said
+from pyro_bnn.report.verdicts.verdict import FUNCTION, Judged, Said, VerdictRule
 
 SHARE = 0.1  # of rows, from which a fault is one of the method
 MEAN_SHIFT_THRESHOLD = 0.5  # sds of the reference: its 95 % interval then holds 92 %
@@ -30,68 +29,10 @@ FLOORS = 2.0  # times its floor that a distance is beyond doubt
 SHAPE_THRESHOLD = 0.35  # sds of the reference: two modes of its sd are 0.48 from a Gaussian
 ENOUGH = "a tenth of the rows or more, each by more than 3 standard errors of the draws"
 
-SHIFT = "mean"  # the one fault that points have too
 AT_ENOUGH = "that of the reference at a tenth of the rows or more"
 ELSEWHERE = "Run it longer or start elsewhere, then try a richer family"
 TRUST = "Trust the reference for epistemic uncertainty"
 MARGINALS = "Compare the marginals themselves: modes or tails may be missing"
-
-
-def of_places(
-    kind: str,
-    what: str,
-    step: str,
-    is_wrong: Callable[[AgainstReference], bool],
-    words: Callable[[AgainstReference, str], str],
-    text: str,
-    short: str,
-    against: str = "",
-    advise: Callable[[Evaluation], str] | None = None,
-) -> Rule:
-    """A rule on functions that have a spread, at the test rows and at the probes off the data.
-
-    Args:
-        kind: Its name.
-        what: What it finds.
-        step: What to do next.
-        is_wrong: Whether it speaks of some rows.
-        words: What it says of them, from the name of the judge.
-        text: All that it says, ``{parts}`` of every method and place, held against ``{judge}``,
-            and ``{step}``.
-        short: What it finds in a few words.
-        against: What it speaks against.
-        advise: What to do in a given case, in small letters; by default the step.
-    """
-
-    def find(judged: Judged) -> Iterator[Said]:
-        judge, entries = judged.against()
-        found, parts = [], []
-        for entry in entries:
-            if entry.held_out.is_point and kind != SHIFT:
-                continue
-            places = [at for at in (entry.at_rows, entry.off_data) if at and is_wrong(at)]
-            if places:
-                found.append(entry)
-                parts.append(f"{entry.name} {' and '.join(words(at, judge) for at in places)}")
-        if found:
-            said = sentence(rule.step_for(found))
-            yield text.format(judge=judge, parts="; ".join(parts), step=said), found
-
-    rule = Rule(kind, what, step, find, short, against, advise=advise)
-    return rule
-
-
-def points(judged: Judged) -> Iterator[Said]:
-    """Points, which have no spread at all."""
-    judge, entries = judged.against()
-    for entry in entries:
-        if entry.held_out.is_point and entry.at_rows is not None:
-            yield (
-                f"{entry.name} is one point: its epistemic sd is 0, below the threshold of "
-                f"{SD_RATIO_THRESHOLD} times that of {judge}; its intervals hold noise only, use a "
-                "guide with spread, such as AutoNormal.",
-                [entry],
-            )
 
 
 def is_shifted(at: AgainstReference) -> bool:
@@ -206,27 +147,103 @@ def narrower(entry: Evaluation) -> str:
     return trust
 
 
-NARROW = of_places(
-    "sd ratio", f"Epistemic sd below {AT_ENOUGH}",
-    "Too sure of its function; try a richer family", is_narrow, _narrow,
-    f"Too sure of the function: epistemic sd below {SD_RATIO_THRESHOLD} times that of {{judge}} at "
-    f"{ENOUGH}: {{parts}}. {{step}}.",
-    "too sure of the function", FUNCTION, wider,
-)  # fmt: skip
-SPREAD = [
-    of_places(SHIFT, f"Mean of the function off {AT_ENOUGH}", ELSEWHERE, is_shifted, _shift,
-              f"Mean of the function off that of {{judge}} by more than {MEAN_SHIFT_THRESHOLD} of "
-              f"its epistemic sds at {ENOUGH}: {{parts}}. A bias, whatever the spread. "
-              "{step}.", "mean function off the reference's", FUNCTION, elsewhere),
-    replace(NARROW, find=lambda judged: [*points(judged), *NARROW.find(judged)]),
-    of_places("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST, is_wide, _wide,
-              "Less sure of the function than the posterior: epistemic sd above "
-              f"{SD_RATIO_UPPER} times that of {{judge}} at {ENOUGH}: {{parts}}. {{step}}.",
-              "less sure of the function than the reference", "", narrower),
-    of_places("distance", "Another function than that of the reference, with its mean and spread",
-              MARGINALS, is_far, _far,
-              "Another function than that of {judge}, though neither mean nor spread is off beyond "
-              f"its error: {{parts}}; threshold {FLOORS:g} times the distance between halves and "
-              f"{SHAPE_THRESHOLD} epistemic sds beyond it. {MARGINALS}.",
-              "another shape than the reference"),
-]  # fmt: skip
+def faults_of(
+    judged: Judged,
+    is_wrong: Callable[[AgainstReference], bool],
+    words: Callable[[AgainstReference, str], str],
+    *,
+    with_points: bool = False,
+) -> tuple[list[Evaluation], str, str]:
+    """Methods with a fault at the test rows or at the probes off the data, and what to say of them.
+
+    Args:
+        judged: All methods.
+        is_wrong: Whether some rows have the fault.
+        words: What is said of these rows, from the name of the judge.
+        with_points: Whether methods without a spread can have it.
+
+    Returns:
+        The methods, the words on all of them, and the name of the judge.
+    """
+    judge, entries = judged.against()
+    faulty, parts = [], []
+    for entry in entries:
+        if entry.held_out.is_point and not with_points:
+            continue
+        places = [at for at in (entry.at_rows, entry.off_data) if at and is_wrong(at)]
+        if places:
+            faulty.append(entry)
+            parts.append(f"{entry.name} {' and '.join(words(at, judge) for at in places)}")
+    return faulty, "; ".join(parts), judge
+
+
+@VerdictRule("mean", f"Mean of the function off {AT_ENOUGH}", ELSEWHERE,
+             short="mean function off the reference's", against=FUNCTION,
+             advise=elsewhere).of_all  # fmt: skip
+def mean_off(judged: Judged) -> Iterator[Said]:
+    """A mean of the function that is not that of the reference."""
+    faulty, parts, judge = faults_of(judged, is_shifted, _shift, with_points=True)
+    if faulty:
+        yield (
+            f"Mean of the function off that of {judge} by more than {MEAN_SHIFT_THRESHOLD} of "
+            f"its epistemic sds at {ENOUGH}: {parts}. A bias, whatever the spread. "
+            f"{sentence(mean_off.step_for(faulty))}.",
+            faulty,
+        )
+
+
+def points(judged: Judged) -> Iterator[Said]:
+    """Points, which have no spread at all."""
+    judge, entries = judged.against()
+    for entry in entries:
+        if entry.held_out.is_point and entry.at_rows is not None:
+            yield (
+                f"{entry.name} is one point: its epistemic sd is 0, below the threshold of "
+                f"{SD_RATIO_THRESHOLD} times that of {judge}; its intervals hold noise only, use a "
+                "guide with spread, such as AutoNormal.",
+                [entry],
+            )
+
+
+@VerdictRule("sd ratio", f"Epistemic sd below {AT_ENOUGH}",
+             "Too sure of its function; try a richer family", short="too sure of the function",
+             against=FUNCTION, advise=wider).of_all  # fmt: skip
+def too_narrow(judged: Judged) -> Iterator[Said]:
+    """Points, which have no spread, and spreads that are too small."""
+    yield from points(judged)
+    faulty, parts, judge = faults_of(judged, is_narrow, _narrow)
+    if faulty:
+        yield (
+            f"Too sure of the function: epistemic sd below {SD_RATIO_THRESHOLD} times that of "
+            f"{judge} at {ENOUGH}: {parts}. {sentence(too_narrow.step_for(faulty))}.",
+            faulty,
+        )
+
+
+@VerdictRule("too wide", f"Epistemic sd above {AT_ENOUGH}", TRUST,
+             short="less sure of the function than the reference",
+             advise=narrower).of_all  # fmt: skip
+def too_wide(judged: Judged) -> Iterator[Said]:
+    """Spreads that are too large."""
+    faulty, parts, judge = faults_of(judged, is_wide, _wide)
+    if faulty:
+        yield (
+            "Less sure of the function than the posterior: epistemic sd above "
+            f"{SD_RATIO_UPPER} times that of {judge} at {ENOUGH}: {parts}. "
+            f"{sentence(too_wide.step_for(faulty))}.",
+            faulty,
+        )
+
+
+@VerdictRule("distance", "Another function than that of the reference, with its mean and spread",
+             MARGINALS, short="another shape than the reference").of_all  # fmt: skip
+def other_shape(judged: Judged) -> Iterator[Said]:
+    """Another function, though mean and spread are right."""
+    faulty, parts, judge = faults_of(judged, is_far, _far)
+    if faulty:
+        yield (
+            f"Another function than that of {judge}, though neither mean nor spread is off beyond "
+            f"its error: {parts}; threshold {FLOORS:g} times the distance between halves and "
+            f"{SHAPE_THRESHOLD} epistemic sds beyond it. {MARGINALS}.",
+            faulty,
+        )

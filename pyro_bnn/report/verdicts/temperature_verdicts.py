@@ -7,18 +7,9 @@ from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.verdicts.advice import advice
-from pyro_bnn.report.verdicts.verdict import PREDICTIONS, Rule
+from pyro_bnn.report.verdicts.verdict import PREDICTIONS, VerdictRule
 
 NAMES = ("kinetic_temperature", "configurational_temperature")
-
-
-def temperature(entry: Evaluation) -> str:
-    """A method that was run at another temperature than 1, or whose draws have another than asked.
-
-    Args:
-        entry: Of one method.
-    """
-    return "; ".join(text for _, text in _found(entry))
 
 
 def what_to_do(entry: Evaluation) -> str:
@@ -64,13 +55,16 @@ def _found(entry: Evaluation) -> list[tuple[Fault, str]]:
     return parts
 
 
-TEMPERATURE = Rule.of_each(
-    "temperature",
-    "Not the posterior, but hotter or colder: as it was asked for, or by steps and batches",
-    "set temperature=1; against heat lower step_size, raise batch_size or use control variates; "
-    "against cold raise warmup_steps and num_samples",
-    temperature,
-    short="not the posterior: another temperature",
-    against=PREDICTIONS,
-    advise=what_to_do,
-)
+@VerdictRule("temperature",
+             "Not the posterior, but hotter or colder: as it was asked for, or by steps and "
+             "batches", "set temperature=1; against heat lower step_size, raise batch_size or use "
+             "control variates; against cold raise warmup_steps and num_samples",
+             short="not the posterior: another temperature", against=PREDICTIONS,
+             advise=what_to_do).of_each  # fmt: skip
+def temperature(entry: Evaluation) -> str:
+    """A method that was run at another temperature than 1, or whose draws have another than asked.
+
+    Args:
+        entry: Of one method.
+    """
+    return "; ".join(text for _, text in _found(entry))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import NamedTuple, TypeAlias
 
 from pyro_bnn.posterior.nature import Fault
@@ -64,6 +65,7 @@ class Judged(NamedTuple):
 
 
 Said: TypeAlias = tuple[str, Sequence[Evaluation]]
+"""Text of a verdict, and the methods that it is about."""
 
 REFIT = "refit"
 """A verdict after which a fit is run again before its numbers count."""
@@ -73,67 +75,54 @@ FUNCTION = "function"
 """A verdict against the uncertainty of the function, which the predictions of y may bear."""
 PREDICTIONS = "predictions"
 """A verdict against the uncertainty of the predictions themselves."""
+CAVEAT = ""
+"""A verdict that keeps a method from nothing."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One check: what it looks for, and all its words.
+class VerdictRule:
+    """One check: what it looks for, and all its words; it decorates the function that finds it.
 
     Attributes:
         kind: Its name.
         what: What it finds, where several runs are counted.
         step: What to do next, in general; where there is a ``fault``, each method is told its own.
-        find: Texts of its verdicts, each with the methods that it is about.
         short: What it finds in a few words, for the answer; empty where that says nothing of it.
-        against: What it speaks against in a method: ``REFIT``, ``UNCHECKED``, ``FUNCTION`` or
-            ``PREDICTIONS``; empty where the method may be used for all.
+        against: What it speaks against in a method: ``REFIT``, ``UNCHECKED``, ``FUNCTION``,
+            ``PREDICTIONS`` or, where the method may be used for all, ``CAVEAT``.
         fault: What is to be mended, for which a method declares a remedy; None where the step is
             the same for all.
         advise: What to do in a given case, where one fault does not say it all.
+        find: Texts of its verdicts, each with the methods that it is about.
     """
 
     kind: str
     what: str
     step: str
-    find: Callable[[Judged], Iterable[Said]]
     short: str = ""
-    against: str = ""
+    against: str = CAVEAT
     fault: Fault | None = None
     advise: Callable[[Evaluation], str] | None = None
+    find: Callable[[Judged], Iterable[Said]] = lambda _: ()
 
-    @classmethod
-    def of_each(
-        cls,
-        kind: str,
-        what: str,
-        step: str,
-        say: Callable[[Evaluation], str | None],
-        *,
-        short: str = "",
-        against: str = "",
-        fault: Fault | None = None,
-        advise: Callable[[Evaluation], str] | None = None,
-    ) -> Rule:
-        """A rule on one method at a time.
+    def of_all(self, find: Callable[[Judged], Iterable[Said]]) -> VerdictRule:
+        """The rule whose verdicts a function finds, on several methods together."""
+        return replace(self, find=find)
+
+    def of_each(self, fault_of: Callable[[Evaluation], str | None]) -> VerdictRule:
+        """The rule on one method at a time.
 
         Args:
-            kind: Its name.
-            what: What it finds.
-            step: What to do next, in small letters and in general.
-            say: What is wrong with a method, with number and threshold; None where nothing is.
-            short: What it finds in a few words.
-            against: What it speaks against.
-            fault: What is to be mended.
-            advise: What to do in a given case.
+            fault_of: What is wrong with a method, with number and threshold; nothing where it is
+                not.
         """
 
         def find(judged: Judged) -> Iterator[Said]:
             for entry in judged.entries:
-                if text := say(entry):
-                    yield f"{entry.name}: {text}; {rule.step_for([entry])}.", [entry]
+                if text := fault_of(entry):
+                    yield f"{entry.name}: {text}; {self.step_for([entry])}.", [entry]
 
-        rule = cls(kind, what, step, find, short, against, fault, advise)
-        return rule
+        return replace(self, find=find)
 
     def step_for(self, entries: Sequence[Evaluation]) -> str:
         """What these methods are to do next, by what they are, in small letters."""
@@ -147,3 +136,13 @@ class Rule:
             names = tuple(entry.name for entry in entries)
             steps = {name: self.step_for([e]) for name, e in zip(names, entries, strict=True)}
             yield Verdict(text, self.kind, methods=names, steps=steps)
+
+
+def rules_of(*modules: ModuleType) -> list[VerdictRule]:
+    """The rules of modules, in the order in which they stand there."""
+    return [
+        rule
+        for module in modules
+        for rule in vars(module).values()
+        if isinstance(rule, VerdictRule)
+    ]

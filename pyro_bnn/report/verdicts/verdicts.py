@@ -1,8 +1,8 @@
 """Verdicts: what the numbers carry in plain words, each with its threshold and the next step.
 
-A check is one entry of `RULES`: what it looks for, its words in the report of one comparison and
-over several, and the next step. A rule speaks only where its number is beyond its own noise; it
-says nothing where it cannot tell.
+A check is one function under a `VerdictRule`: what it looks for, its words in the report of one
+comparison and over several, and the next step. A rule speaks only where its number is beyond its
+own noise; it says nothing where it cannot tell.
 """
 
 from __future__ import annotations
@@ -18,28 +18,35 @@ from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import run_checks
 from pyro_bnn.report.evaluation.fit_record import FitRecord
-from pyro_bnn.report.verdicts.calibration_verdicts import CALIBRATION
-from pyro_bnn.report.verdicts.chain_verdicts import CHAINS, REFERENCE
+from pyro_bnn.report.verdicts import (
+    calibration_verdicts,
+    chain_verdicts,
+    fit_verdicts,
+    member_verdicts,
+    particle_verdicts,
+    reference_verdicts,
+    spread_verdicts,
+    temperature_verdicts,
+)
 from pyro_bnn.report.verdicts.evidence_verdicts import evidence_verdicts
-from pyro_bnn.report.verdicts.fit_verdicts import FITS, converged
-from pyro_bnn.report.verdicts.member_verdicts import MEMBERS
+from pyro_bnn.report.verdicts.fit_verdicts import converged
 from pyro_bnn.report.verdicts.model_verdicts import model_verdicts
-from pyro_bnn.report.verdicts.particle_verdicts import PARTICLES
 from pyro_bnn.report.verdicts.reference_verdicts import climb_verdicts
-from pyro_bnn.report.verdicts.spread_verdicts import SPREAD
-from pyro_bnn.report.verdicts.temperature_verdicts import TEMPERATURE
-from pyro_bnn.report.verdicts.verdict import Judged, Verdict
+from pyro_bnn.report.verdicts.verdict import Judged, Verdict, rules_of
 
 if TYPE_CHECKING:
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
 
-RULES = [*CHAINS, *PARTICLES, TEMPERATURE, *FITS, *CALIBRATION, *MEMBERS, *SPREAD, REFERENCE]
+OF_CHAINS = rules_of(chain_verdicts, particle_verdicts, temperature_verdicts)
+RULES = [
+    *OF_CHAINS,
+    *rules_of(
+        fit_verdicts, calibration_verdicts, member_verdicts, spread_verdicts, reference_verdicts
+    ),
+]
 """All checks, in the order in which the report gives them."""
-
-
-OF_RUNS = [*CHAINS, *PARTICLES, TEMPERATURE]
-OF_RUNS += [rule for rule in FITS if rule.kind in ("trend", "unchecked")]
+OF_RUNS = [*OF_CHAINS, fit_verdicts.trend, fit_verdicts.unchecked]
 """Those that ask a run alone whether it has converged."""
 
 
@@ -57,14 +64,14 @@ def of_run(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list
     checks = run_checks(posterior, split, seed)
     run = cast("Evaluation", SimpleNamespace(name=name, fit=FitRecord.of(posterior), checks=checks))
     judged = Judged([run], None)
-    found = [verdict for rule in OF_RUNS for verdict in rule.verdicts(judged)]
-    found += converged(judged)
+    verdicts = [verdict for rule in OF_RUNS for verdict in rule.verdicts(judged)]
+    verdicts += converged(judged)
     said = "convergence not judged"  # a verdict says so already
     notes = [f"{name}: {note}." for note in checks.notes if not note.startswith(said)]
-    return [*found, *(Verdict(note, "note", is_warning=False) for note in notes)]
+    return [*verdicts, *(Verdict(note, "note", is_warning=False) for note in notes)]
 
 
-class Place(Protocol):
+class RankedPlace(Protocol):
     """A method's place in a ranking, over rows or over splits."""
 
     @property
@@ -126,8 +133,8 @@ def score_verdicts(ranking: Sequence[Ranked]) -> Iterator[Verdict]:
 def ranking_verdicts(
     best: str,
     has: str,
-    tied: Sequence[Place],
-    behind: Sequence[Place],
+    tied: Sequence[RankedPlace],
+    behind: Sequence[RankedPlace],
     advice: str,
     test: str,
     scope: str = "",
@@ -145,7 +152,7 @@ def ranking_verdicts(
     """
     yield Verdict(f"{best} has {has} nats per test row.", "scores", is_warning=False)
 
-    def gap(place: Place) -> str:
+    def gap(place: RankedPlace) -> str:
         return with_error(place.difference.mean, place.difference.standard_error)
 
     if tied:

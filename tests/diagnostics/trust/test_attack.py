@@ -8,7 +8,8 @@ import torch
 import pyro_bnn as bnn
 from pyro_bnn.diagnostics import fgsm
 from pyro_bnn.errors import OptionError
-from pyro_bnn.posterior.posterior import DrawsPosterior, Posterior
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.program import Program
 

@@ -10,17 +10,17 @@ from PIL import Image as PILImage
 from scipy import ndimage, stats
 
 from pyro_bnn.diagnostics import corrupt
-from pyro_bnn.diagnostics.trust.corruptions import COMMON, KINDS, Scale
+from pyro_bnn.diagnostics.trust.corruptions import COMMON, KINDS, CorruptionScale
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
 GREY = np.full((20, 3, 32, 32), 0.5)
-CASES: list[tuple[Scale, str]] = [
+CASES: list[tuple[CorruptionScale, str]] = [
     (scale, kind) for scale, kinds in COMMON.items() for kind in kinds
 ]
 
 
 # Hendrycks & Dietterich (2019) for CIFAR-10-C, Mu & Gilmer (2019) for MNIST-C
-PUBLISHED: dict[str, dict[Scale, list[float]]] = {
+PUBLISHED: dict[str, dict[CorruptionScale, list[float]]] = {
     "gaussian-noise": {
         "cifar": [0.04, 0.06, 0.08, 0.09, 0.1], "mnist": [0.08, 0.12, 0.18, 0.26, 0.38],
     },
@@ -152,7 +152,9 @@ HAS: dict[str, Callable[[Corrupted, float], bool]] = {
 
 
 @pytest.mark.parametrize(("scale", "kind"), CASES)
-def test_every_severity_has_the_published_constant_and_no_other(scale: Scale, kind: str) -> None:
+def test_every_severity_has_the_published_constant_and_no_other(
+    scale: CorruptionScale, kind: str
+) -> None:
     published = PUBLISHED[kind][scale]
     for severity, own in enumerate(published, start=1):
 
@@ -218,7 +220,7 @@ def test_channels_that_are_no_three_colours_are_pictures_of_their_own(num_channe
 
 
 @pytest.mark.parametrize(("scale", "kind"), CASES)
-def test_the_noise_of_a_row_is_its_own(scale: Scale, kind: str) -> None:
+def test_the_noise_of_a_row_is_its_own(scale: CorruptionScale, kind: str) -> None:
     images = np.random.default_rng(1).uniform(size=(5, 3, 16, 16))
     both = corrupt(images, kind, 3, scale=scale, seed=2)
     later = corrupt(images[2:], kind, 3, scale=scale, seed=2, first_row=2)

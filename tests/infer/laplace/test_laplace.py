@@ -18,12 +18,12 @@ from torch.testing import assert_close
 from pyro_bnn import SVI, Laplace, bayesian, guides, likelihoods, models, priors
 from pyro_bnn.capture import Captured, value_and_grad
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError, SiteError
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.curvature.precision import Dense
+from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.infer.inputs import as_dataset, program_of
 from pyro_bnn.infer.laplace.curvature import CurvatureOf
 from pyro_bnn.infer.laplace.mode import MinusLogJoint, Mode, descend, polish, settle
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
-from pyro_bnn.infer.natural.precision import Dense
-from pyro_bnn.infer.natural.rows import RowTermsOf
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program.contract import FEW
 from pyro_bnn.program.linearised import LinearisedProgram
@@ -244,7 +244,7 @@ def test_a_noise_scale_of_two_values_is_that_of_each_draw(
 
     z = torch.tensor([[-1.0, 0.5, 0.5], [1.0, 0.5, 0.5]]).double()
     linearised = LinearisedProgram(Program(model, X, Y), z[0])
-    with linearised.given(linearised.for_all_draws(X)):
+    with linearised.reusing(linearised.for_all_draws(X)):
         found = linearised.predictive(z, X).y
     assert_close(found.stddev, torch.tensor([[1.0], [2.0]]).expand(2, len(X)))
 
@@ -282,7 +282,7 @@ def test_rows_that_mix_only_where_they_are_many_have_the_tangent_of_all() -> Non
     J = torch.func.jacrev(lambda z: program.function(z, x))(program.initial)  # [N, 1, P]
     expected = program.function(program.initial, x)
     expected = expected + torch.einsum("nfp,sp->snf", J, z - program.initial)
-    with linearised.given(linearised.for_all_draws(x)):
+    with linearised.reusing(linearised.for_all_draws(x)):
         assert_close(linearised.function(z, x), expected, rtol=1e-9, atol=1e-9)
 
 

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 from pyro_bnn import Laplace, bayesian, likelihoods, models
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.kronecker import AutoKroneckerBasis
-from pyro_bnn.infer.laplace.kronecker import Factors, Kronecker
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
+from pyro_bnn.infer.curvature.kronecker import Factors, Kronecker
 from pyro_bnn.infer.laplace.mode import MinusLogJoint
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.posterior import Posterior
 from tests.oracle import design, linear_gaussian
 

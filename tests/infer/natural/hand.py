@@ -20,8 +20,8 @@ from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.data import Dataset
 from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.engine import NaturalEngine
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.program import Program

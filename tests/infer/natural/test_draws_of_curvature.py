@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import IVON, Vadam
-from pyro_bnn.infer.natural.rows import RowTerms
+from pyro_bnn.infer.curvature.rows import RowTerms
 from tests.infer.natural.hand import DATA, START, advance, linear, make_run
 
 FAR = torch.tensor([30.0, -40.0, 50.0, -60.0], dtype=torch.float64)

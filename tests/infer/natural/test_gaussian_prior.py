@@ -9,7 +9,7 @@ import torch
 
 from pyro_bnn import IVON, SLANG, VOGN, VON, Vadam, likelihoods, models, priors
 from pyro_bnn.errors import SiteError
-from pyro_bnn.infer.natural.gaussian_prior import GaussianPrior, correction_of
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior, correction_of
 from pyro_bnn.program import Program
 from tests.infer.natural.hand import advance, make_run
 from tests.oracle import linear_gaussian

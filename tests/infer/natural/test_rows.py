@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from pyro_bnn import likelihoods, models
 from pyro_bnn.errors import ModelError, OptionError
-from pyro_bnn.infer.natural import rows
-from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.infer.curvature import rows
+from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.program import Batch, Program
 
 N = 7

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from pyro_bnn import bayesian, layers, likelihoods
-from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.layers import GRUCell
 from pyro_bnn.models import Rank1MLP, Rank1ResNet
 from pyro_bnn.program import Batch, Program

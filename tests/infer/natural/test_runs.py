@@ -32,7 +32,7 @@ from pyro_bnn import (
     priors,
 )
 from pyro_bnn.errors import DivergenceError, FileFormatError, OptionError
-from pyro_bnn.infer.natural.precision import Dense, Diagonal, LowRank, Precision
+from pyro_bnn.infer.curvature.precision import Dense, Diagonal, LowRank, Precision
 from pyro_bnn.infer.natural.run import NaturalRun
 from pyro_bnn.infer.starting_points import one_start
 from pyro_bnn.posterior import GuidePosterior
@@ -342,7 +342,7 @@ def test_a_run_that_ends_by_itself_goes_on_bit_for_bit(
     """Stopped within each of its rounds of 200, 200 and 400 steps."""
     changed = {"num_steps": "auto", "max_steps": 800, "batch_size": None, "learning_rate": 0.01}
     engine: VON = dataclasses.replace(ENGINES[name], **changed)
-    monkeypatch.setattr("pyro_bnn.infer.svi.rounds.FIRST_ROUND", 200)
+    monkeypatch.setattr("pyro_bnn.infer.steps.rounds.FIRST_ROUND", 200)
     assert engine.ends == (200, 400, 800)
 
     def fit(folder: str, *, resume: bool = False) -> Posterior:

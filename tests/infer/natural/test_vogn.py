@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import VOGN, likelihoods, models, priors
-from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.program import Program
 from tests.collection import rest_in_soak
 from tests.infer.natural.hand import advance, make_run

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_bnn import SLANG, VOGN, VON, Laplace
-from pyro_bnn.infer.natural.rows import RowTermsOf
+from pyro_bnn.infer.curvature.rows import RowTermsOf
 from pyro_bnn.program import Batch, Program
 from tests.infer.natural.test_rows import N, normal
 

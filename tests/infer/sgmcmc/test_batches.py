@@ -10,10 +10,10 @@ from pyro_bnn import models
 from pyro_bnn.errors import DataError
 from pyro_bnn.infer import BAOAB
 from pyro_bnn.infer.batches import IndependentMinibatches
-from pyro_bnn.infer.mcmc.potentials import potential_of
 from pyro_bnn.infer.sgmcmc import gradient
 from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, OwnPasses
 from pyro_bnn.infer.sgmcmc.gradient import slope_of_all
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 from tests.oracle import linear_gaussian

@@ -10,8 +10,8 @@ import torch
 
 from pyro_bnn.errors import OptionError
 from pyro_bnn.infer import BAOAB, PSGLD, SGHMC, SGLD, SGNHT
-from pyro_bnn.infer.mcmc.potentials import potential_of
 from pyro_bnn.infer.sgmcmc.gradient import difference, hessian_product
+from pyro_bnn.infer.steps.potentials import potential_of
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 from tests.oracle import LinearGaussian, LinearModel, linear_gaussian, with_answers

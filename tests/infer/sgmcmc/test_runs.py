@@ -17,7 +17,7 @@ import torch
 from pyro_bnn import likelihoods, models, priors
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer import BAOAB, PSGLD, SGHMC, SGLD, SGNHT, Cyclical
-from pyro_bnn.infer.sgmcmc import run
+from pyro_bnn.infer.sgmcmc import moving_chains, run
 from pyro_bnn.infer.sgmcmc.tuning import coordinate_curvatures, largest_curvature
 from pyro_bnn.sites import Site
 from tests.oracle import LinearGaussian, linear_gaussian
@@ -317,13 +317,15 @@ def test_draws_of_another_temperature_are_told(
 
 def test_a_cycle_explores_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     temperatures = []
-    advance = run.Chains._advance
+    advance = moving_chains.MovingChains.advance
 
-    def told(self: run.Chains, batch: Any, step_size: float, temperature: float) -> Any:
+    def told(
+        self: moving_chains.MovingChains, batch: Any, step_size: float, temperature: float
+    ) -> Any:
         temperatures.append(temperature)
         return advance(self, batch, step_size, temperature)
 
-    monkeypatch.setattr(run.Chains, "_advance", told)
+    monkeypatch.setattr(moving_chains.MovingChains, "advance", told)
     x = torch.linspace(-1, 1, 10).unsqueeze(-1)
     inner = SGLD(
         num_chains=1, warmup_steps=0, num_samples=4, thin=4, step_size=0.01, temperature=0.5
@@ -494,7 +496,7 @@ def test_a_step_in_c_is_the_step(
         return stored
 
     torch.testing.assert_close(draws(compile=True), draws(compile=False), rtol=1e-9, atol=1e-9)
-    graphs = [list(chains._step._graphs.values()) for chains in made]
+    graphs = [list(chains.chains._step._graphs.values()) for chains in made]
     assert [type(graph).__name__ for (graph,) in graphs] == ["CGraph", "Graph"]
 
 

@@ -10,7 +10,7 @@ import pytest
 import pyro_bnn as bnn
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.answer import _unknown
-from pyro_bnn.report.beyond.judged import CONTROL, MOVED, TEST, UNKNOWN, Fit, Judged
+from pyro_bnn.report.beyond.numbers import CONTROL, MOVED, TEST, UNKNOWN, Fit, TrustNumbers
 from pyro_bnn.report.beyond.scored import ENTROPY, Scored
 from tests.report.beyond.known import NUM_TEST, constant, images
 
@@ -18,11 +18,11 @@ SPLIT = images()
 Y = SPLIT.test.y
 
 
-def said(found: Trust | Judged) -> dict[str, str]:
+def said(found: Trust | TrustNumbers) -> dict[str, str]:
     """The statements by their label."""
     from pyro_bnn.report.beyond.answer import answer
 
-    return dict(answer(found)[1])
+    return {one.label: one.text for one in answer(found).statements}
 
 
 def often_right(share: float, confidence: float, num_rows: int = 600) -> str:
@@ -39,7 +39,7 @@ def of_calibration(p: np.ndarray) -> str:
     probs = np.stack([np.where(y == 0, p, 1 - p), np.where(y == 1, p, 1 - p)], -1)
     scored = Scored(probs, np.log(p), {ENTROPY: np.zeros(len(p))})
     fits = {"one": [{TEST: scored}]}
-    return said(Judged(split, fits, num_draws=1))["Calibration"]
+    return said(TrustNumbers(split, fits, num_draws=1))["Calibration"]
 
 
 def test_who_is_off_is_told_in_which_direction() -> None:
@@ -84,14 +84,14 @@ def test_an_area_under_the_risk_that_is_higher_is_told_as_worse() -> None:
         "backward": [{TEST: of_entropy(-order, right)}],
         "alike": [{TEST: of_entropy(order * 2, right)}],
     }
-    text = said(Judged(SPLIT, fits, num_draws=1))["Rejection"]
+    text = said(TrustNumbers(SPLIT, fits, num_draws=1))["Rejection"]
     assert "of perfect (at random 0.150, at best 0.0450)" in text  # e / 2 and e^2 / 2
     assert "; worse: backward by 0.21" in text  # e (1 - e)
     assert "not told from it: alike" in text
     assert "better" not in text.replace("lower is better", "")
     assert "all pairs at once" in text
     del fits["alike"]
-    text = said(Judged(SPLIT, fits, num_draws=1))["Rejection"]
+    text = said(TrustNumbers(SPLIT, fits, num_draws=1))["Rejection"]
     assert "; worse: backward by 0.21" in text
     assert text.endswith(" (told from 2 paired errors on).")
 
@@ -102,7 +102,7 @@ def test_unknown_inputs_are_told_only_above_chance(sign: float) -> None:
     test = of_entropy(np.linspace(0.0, 1.0, NUM_TEST), right)
     unknown = of_entropy(np.linspace(0.0, 1.0, NUM_TEST) + 0.5 * sign, right)
     fits = {"one": [{TEST: test, UNKNOWN: unknown}]}
-    text = said(Judged(SPLIT, fits, num_draws=1, ood_name="others"))["Unknown inputs"]
+    text = said(TrustNumbers(SPLIT, fits, num_draws=1, ood_name="others"))["Unknown inputs"]
     told = "by its entropy one tells others from the test images best (AUROC 0.8"
     not_told = "no method is shown to tell others from the test images by its entropy"
     assert text.startswith(told if sign > 0 else not_told)
@@ -116,7 +116,7 @@ def test_each_method_is_told_by_the_scatter_of_its_own_fits() -> None:
         return [{TEST: test, UNKNOWN: of_entropy(even + shift, right)} for shift in shifts]
 
     of = {"steady": fits(0.1, 0.1), "also": fits(0.12, 0.12), "scatters": fits(0.2, 0.45)}
-    found = Judged(SPLIT, of, num_draws=1, ood_name="others")
+    found = TrustNumbers(SPLIT, of, num_draws=1, ood_name="others")
     table = found.unknown.set_index(["score", "method"]).loc[ENTROPY]
     assert table["auroc"].idxmax() == "scatters" != found.names[0]
     best = table.loc["scatters"]
@@ -140,7 +140,7 @@ def test_the_best_of_eight_equal_methods_is_seldom_told_from_the_others() -> Non
                 (of_entropy(rng.normal(size=NUM_TEST) + shift, right) for shift in (0.0, 1.0))
             ]
         }
-        found = Judged(SPLIT, fits, num_draws=1, ood_name="others")
+        found = TrustNumbers(SPLIT, fits, num_draws=1, ood_name="others")
         text = _unknown(found.unknown, "others")  # no other statement is made
         assert "all pairs at once: of equal methods" in text
         num_told += "; worse: " in text
@@ -155,7 +155,7 @@ def test_an_attack_that_costs_no_more_than_at_random_is_said_to() -> None:
         "hurt": [{TEST: as_it_is, MOVED: hurt, CONTROL: as_it_is}],
         "spared": [{TEST: as_it_is, MOVED: as_it_is, CONTROL: at_random}],
     }
-    text = said(Judged(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
+    text = said(TrustNumbers(SPLIT, fits, num_draws=1, epsilon=0.1))["Attack"]
     assert text.startswith(
         "every pixel is moved by up to 0.1 of the largest, within black and white"
     )

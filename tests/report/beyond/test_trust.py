@@ -30,19 +30,16 @@ from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.report import Trust
 from pyro_bnn.report.beyond.images import Pixels
-from pyro_bnn.report.beyond.judged import MOVED, TEST, UNKNOWN, Fit, Judged
+from pyro_bnn.report.beyond.metrics import OF_TEST_ROWS, RESAMPLED
+from pyro_bnn.report.beyond.numbers import MOVED, TEST, UNKNOWN, Fit, TrustNumbers
 from pyro_bnn.report.beyond.page import _lead, tables
 from pyro_bnn.report.beyond.plots import PLOTS
-from pyro_bnn.report.beyond.scored import (
-    MORE,
-    NUMBERS,
-    Scored,
-    of_pairs,
-)
+from pyro_bnn.report.beyond.scored import Scored, of_pairs
 from pyro_bnn.report.beyond.trust import check_trust
 from pyro_bnn.report.evaluation.held_out import class_draws
 from pyro_bnn.report.plots.figures import Figures
-from pyro_bnn.report.plots.panels import Drawn
+from pyro_bnn.report.plots.panels import DrawnFigure
+from pyro_bnn.report.tables.metric import value_of
 from tests.report.beyond.known import NUM_TEST, Known, constant, images, scattered
 
 SPLIT = images()
@@ -54,7 +51,7 @@ def judged(fits: Any, split: bnn.Split = SPLIT, **options: Any) -> Trust:
     return bnn.trust(fits, split, **options)
 
 
-def drawn(found: Judged, name: str) -> Drawn:
+def drawn(found: TrustNumbers, name: str) -> DrawnFigure:
     """A figure with its words."""
     return Figures(found, PLOTS).drawn(name)
 
@@ -130,7 +127,7 @@ def test_equal_methods_of_few_fits_are_told_apart_in_five_of_a_hundred_pages(
             for k, (count, spread) in enumerate(zip(counts, spreads, strict=True))
             for rows in [0.05 * rng.normal(size=NUM_TEST) - 1.0]
         }
-        told += any(place.is_behind for place in Judged(SPLIT, fits, num_draws=1).ranking)
+        told += any(place.is_behind for place in TrustNumbers(SPLIT, fits, num_draws=1).ranking)
     assert told / 400 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
 
 
@@ -142,7 +139,7 @@ def test_methods_that_fits_tell_apart_are_told_apart() -> None:
         name: [of_log_score(rows + mean + 0.01 * e) for e in (-1.0, 0.0, 1.0)]
         for name, mean in (("a", 0.0), ("b", -0.2 / math.sqrt(1.5)))
     }
-    assert [p.is_behind for p in Judged(SPLIT, fits, num_draws=1).ranking] == [False, True]
+    assert [p.is_behind for p in TrustNumbers(SPLIT, fits, num_draws=1).ranking] == [False, True]
 
 
 def test_a_difference_within_its_error_is_not_told() -> None:
@@ -151,12 +148,12 @@ def test_a_difference_within_its_error_is_not_told() -> None:
     noise = 0.05 * rng.normal(size=NUM_TEST)
     noise -= noise.mean() - 0.003  # half a standard error ahead
     found = judged({"a": scattered(base, Y), "b": scattered(base - noise, Y)}, SPLIT)
-    title, statements = found.answer
+    title, statements, _ = found.answer
     assert title == "Not behind on the test rows: a and b; these rows cannot rank them"
-    assert "not shown to be behind it: b" in dict(statements)["Test rows"]
+    assert "not shown to be behind it: b" in statements[0].text
     clear = judged({"a": scattered(base, Y), "b": scattered(base - 0.1, Y)}, SPLIT)
-    assert clear.answer[0] == "Trust a here, by the log score on the test rows"
-    assert "behind: b by 0.1" in dict(clear.answer[1])["Test rows"]
+    assert clear.answer.headline == "Trust a here, by the log score on the test rows"
+    assert "behind: b by 0.1" in clear.answer.statements[0].text
 
 
 def test_rows_are_called_images_where_they_are_some() -> None:
@@ -216,7 +213,7 @@ def test_corruption_is_the_mean_of_the_number_of_each_condition() -> None:
     scores = [torch.log(0.5 + 0.4 * brightness(c.x)).numpy() for c in found.conditions]
     errors = [float(np.std(one)) / math.sqrt(30) for one in scores]
     assert_allclose(found.by_condition["log_score_se"], errors, rtol=4 / math.sqrt(2 * 99))
-    assert (found.by_condition[[f"{n.key}_se" for n in NUMBERS]].notna()).all(axis=None)
+    assert (found.by_condition[[f"{n.key}_se" for n in RESAMPLED]].notna()).all(axis=None)
     bars: Any
     (bars,) = found.figures["shift"].axes[0].containers
     ends = np.array(bars.lines[2][0].get_segments())[1:, :, 1]  # of the severities, without 0
@@ -309,7 +306,7 @@ def test_a_page_is_written_with_its_tables(tmp_path: Path) -> None:
     found.save(tmp_path, command="pyro-bnn trust ...")
     text = (tmp_path / "index.html").read_text()
     for words in (
-        found.answer[0],
+        found.answer.headline,
         "pyro-bnn trust ...",
         "1 to 2 fits each",
         "Rotate",
@@ -341,7 +338,7 @@ def test_ten_thousand_rows_and_a_hundred_draws_take_two_seconds() -> None:
         draws = class_draws(f)
         probs = draws.mean(0)
         scored = Scored(probs, np.log(probs[np.arange(len(y)), y]), novelty_scores(draws, f))
-        found = [n.of(scored, y, np.arange(len(y))) for n in (*NUMBERS, *MORE)]
+        found = [value_of(n.value, scored.at(np.arange(len(y)), y)) for n in OF_TEST_ROWS]
         of = scored.novelty["entropy"]
         known, unknown = np.split(of, 2)
         rate = fpr95(known, unknown, positive="known")

@@ -33,7 +33,8 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.svi.estimators.estimator import Estimator, is_factorised
 from pyro_bnn.likelihoods import Normal
 from pyro_bnn.models import MLP
-from pyro_bnn.posterior.posterior import GuidePosterior, Posterior
+from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.posterior.rows import Data
 from pyro_bnn.program.closed_forms import FAMILIES
 from pyro_bnn.program.distributions import base_distribution
@@ -123,7 +124,7 @@ def why_not(program: Program) -> str:
     if missing := [name for name in WEIGHTS if name not in names]:
         return f"it has no site {missing[0]!r}"
     with isolated():
-        messages = trace_model(model, program.example.x).messages
+        messages = trace_model(model, (program.example.x,)).messages
     for site in program.sites:
         prior = base_distribution(messages[site.name]["fn"])
         if prior.event_shape:

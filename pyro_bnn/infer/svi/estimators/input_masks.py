@@ -18,7 +18,7 @@ from pyro_bnn.infer.svi.estimators.gaussian_weights import Product, Rule, Weight
 from pyro_bnn.infer.svi.estimators.product_estimators import ProductEstimator
 from pyro_bnn.layers.dropout import keeps
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch, GuideTerms, OwnNoise
+from pyro_bnn.program.terms import Batch, EntryNoise, GuideTerms
 
 
 class InputMasks(ProductEstimator):
@@ -86,10 +86,10 @@ class InputMasks(ProductEstimator):
     def _check(self, product: Product) -> None:
         self._require_rows(product)
 
-    def _own_noise(self, terms: GuideTerms, noise: Tensor) -> OwnNoise:
+    def _own_noise(self, terms: GuideTerms, noise: Tensor) -> EntryNoise:
         """The masks' own: the rule takes the means alone."""
         assert terms.marginals is not None
-        return OwnNoise(terms.marginals.loc.unsqueeze(0), terms.marginals.scale, noise)
+        return EntryNoise(terms.marginals.loc.unsqueeze(0), terms.marginals.scale, noise)
 
     def _deviation(self, scale: Tensor, noise: Tensor) -> Tensor:  # noqa: ARG002
         return scale

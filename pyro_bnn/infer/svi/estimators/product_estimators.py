@@ -19,7 +19,7 @@ from pyro_bnn.infer.svi.estimators.estimator import Estimator, has_own_noise
 from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Rule, Weight
 from pyro_bnn.program.batched import refused_as
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch, GuideTerms, OwnNoise, Params
+from pyro_bnn.program.terms import Batch, EntryNoise, GuideTerms, Params
 
 
 class ProductEstimator(Estimator):
@@ -84,10 +84,10 @@ class ProductEstimator(Estimator):
     def _check(self, product: Product) -> None:
         """Refuse a product that the rule does not serve."""
 
-    def _own_noise(self, terms: GuideTerms, noise: Tensor) -> OwnNoise:  # noqa: ARG002
+    def _own_noise(self, terms: GuideTerms, noise: Tensor) -> EntryNoise:  # noqa: ARG002
         """What is left of the noise ``[S, M]`` of draws to each weight alone."""
-        assert terms.own is not None
-        return terms.own
+        assert terms.entry_noise is not None
+        return terms.entry_noise
 
     @abstractmethod
     def _deviation(self, scale: Tensor, noise: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyro_bnn.capture.c_graph import (
+from pyro_bnn.capture.c.graph import (
     FILLS,
     OWN_LOOPS,
     REDUCTIONS,
@@ -49,8 +49,8 @@ from pyro_bnn.capture.c_graph import (
     shape_of,
     strides_of,
 )
-from pyro_bnn.capture.c_loops import Body, Loops, for_loops
-from pyro_bnn.capture.c_operations import (
+from pyro_bnn.capture.c.loops import Body, Loops, for_loops
+from pyro_bnn.capture.c.operations import (
     C_TYPES,
     COMPARISONS,
     ELEMENTWISE,
@@ -60,8 +60,8 @@ from pyro_bnn.capture.c_operations import (
     literal,
     power,
 )
-from pyro_bnn.capture.c_sums import product, reduction
-from pyro_bnn.capture.c_views import view
+from pyro_bnn.capture.c.sums import product, reduction
+from pyro_bnn.capture.c.views import view
 
 FUNCTION = "step"
 

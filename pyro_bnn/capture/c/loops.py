@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from pyro_bnn.capture.c_graph import (
+from pyro_bnn.capture.c.graph import (
     Computed,
     Index,
     Memory,
@@ -23,7 +23,7 @@ from pyro_bnn.capture.c_graph import (
     shape_of,
     strides_of,
 )
-from pyro_bnn.capture.c_operations import C_TYPES, SUFFIXES, literal
+from pyro_bnn.capture.c.operations import C_TYPES, SUFFIXES, literal
 
 
 @dataclass

@@ -23,7 +23,7 @@ from torch import Tensor
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import OptionError
 from pyro_bnn.handled import model_name
-from pyro_bnn.infer.natural.fisher import FISHER
+from pyro_bnn.infer.curvature.fisher import FISHER
 from pyro_bnn.memory import bytes_per_draw
 from pyro_bnn.program.batched import plain_attention, refused_as, without_vmap_warnings
 from pyro_bnn.program.distributions import base_distribution
@@ -33,6 +33,7 @@ from pyro_bnn.program.terms import Batch
 MEMORY = 64 << 20  # bytes of intermediate results of one chunk of rows
 
 Curvature: TypeAlias = Literal["none", "squared_gradients", "gradients", "ggn", "roots", "hessian"]
+NewtonCurvature: TypeAlias = Literal["ggn", "hessian"]
 PerDraw: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 

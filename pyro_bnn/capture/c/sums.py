@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from pyro_bnn.capture.c_graph import (
+from pyro_bnn.capture.c.graph import (
     REDUCTIONS,
     ZERO,
     Computed,
@@ -24,8 +24,8 @@ from pyro_bnn.capture.c_graph import (
     require,
     shape_of,
 )
-from pyro_bnn.capture.c_loops import Body, Loops, WrittenHereError, for_loops
-from pyro_bnn.capture.c_operations import C_TYPES, SUFFIXES, aten, literal
+from pyro_bnn.capture.c.loops import Body, Loops, WrittenHereError, for_loops
+from pyro_bnn.capture.c.operations import C_TYPES, SUFFIXES, aten, literal
 
 # Rows and vectors of a tile by the bytes of a vector register: sums, vectors of b and an entry of a
 # fit the 16 registers of SSE and AVX2, the 32 of AVX512; else vectors are loaded for every row

@@ -1,6 +1,6 @@
 """Graphs of few numbers compiled by a C compiler alone, and kept for the next process.
 
-What :mod:`~pyro_bnn.capture.c_source` writes needs no header and no library but C's own, so that a
+What :mod:`~pyro_bnn.capture.c.source` writes needs no header and no library but C's own, so that a
 second is enough to compile it, and none of torch's compiler is imported. The file that is kept is
 named after the source, the compiler and the processor; one that is damaged is made again.
 """
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pyro_bnn.capture.c_decompositions import decompositions
-from pyro_bnn.capture.c_graph import strides_of
-from pyro_bnn.capture.c_source import FUNCTION, Source, c_source
+from pyro_bnn.capture.c.decompositions import decompositions
+from pyro_bnn.capture.c.graph import strides_of
+from pyro_bnn.capture.c.source import FUNCTION, Source, c_source
 from pyro_bnn.capture.cache import STEPS, cache_folder
-from pyro_bnn.capture.record import Graph, Known, TensorFunction, record
+from pyro_bnn.capture.record import Graph, TensorFunction, TensorMeta, record
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.files.private import is_kept, keep, private_folder
@@ -61,7 +61,9 @@ class CGraph(Graph):
         returned: Those that precede them, which are returned.
     """
 
-    def __init__(self, source: Source, like: Sequence[Tensor], returned: Sequence[Known]) -> None:
+    def __init__(
+        self, source: Source, like: Sequence[Tensor], returned: Sequence[TensorMeta]
+    ) -> None:
         super().__init__(self._run)
         self._source, self._function = source, _function(source.text)
         self._like = [_layout(value) for value in like]

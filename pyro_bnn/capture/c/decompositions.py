@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_bnn.capture.c_operations import aten
-from pyro_bnn.capture.c_source import WRITTEN
+from pyro_bnn.capture.c.operations import aten
+from pyro_bnn.capture.c.source import WRITTEN
+from pyro_bnn.capture.inductor.recording import rules_of_torch
 from pyro_bnn.errors import CaptureError
 
 OUTSIDE = 2**31 - 1  # an index that no table has
@@ -20,12 +21,10 @@ MOST_COLUMNS = 32  # larger matrices are factorised by a library, not column by 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Torch's own rules in terms of other operations of ATen, and those below."""
-    table: dict[Any, Callable[..., Any]] = torch._decomp.decomposition_table
     rules = {
         operation: rule
-        for operation, rule in table.items()
-        if rule.__module__ == "torch._decomp.decompositions"
-        and getattr(operation, "overloadpacket", operation) not in WRITTEN
+        for operation, rule in rules_of_torch().items()
+        if getattr(operation, "overloadpacket", operation) not in WRITTEN
     }
     return rules | {
         aten.embedding.default: functools.partial(_embedding, rules[aten.embedding.default]),

@@ -1,9 +1,10 @@
-"""Graphs compiled by torch's Inductor; everything private to torch stands here."""
+"""Graphs compiled by torch's Inductor."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,28 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pyro_bnn.capture.cache import use_for_inductor
-from pyro_bnn.capture.record import (
-    _IN_ORDER,
-    _OPTIONS,
-    PRECOMPILE,
-    Graph,
-    TensorFunction,
-    _end_with_writes,
-    _record,
-    logger,
-)
+from pyro_bnn.capture.inductor.recording import record_rows
+from pyro_bnn.capture.record import Graph, TensorFunction, end_with_writes
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.capture.transpose import lay_out
+
+logger = logging.getLogger("pyro_bnn")
+
+PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
+
+_EVERY: dict[str, Any] = {
+    "size_asserts": False,  # the shapes of the inputs chose the graph already
+    # gradients of the sites are written side by side, not chosen among by every kernel that reads
+    "max_pointwise_cat_inputs": 0,
+    "cpp.enable_floating_point_contract_flag": "fast",
+}
+_OPTIONS: dict[str, Any] = {
+    **_EVERY,
+    # what several kernels read, such as scales of weights, is computed once and stored
+    "realize_opcount_threshold": 8,
+    "realize_reads_threshold": 1,
+}
+_IN_ORDER: dict[str, Any] = {**_EVERY, "reorder_for_locality": False}
 
 
 def compile_graph(
@@ -57,10 +68,10 @@ def compile_graph(
         from torch._inductor import lowering  # noqa: F401  # which that of pooling takes for there
         from torch._inductor.decomposition import select_decomp_table
 
-        graph, examples, shapes = _record(fn, args, rows or {}, select_decomp_table())
+        graph, examples, shapes = record_rows(fn, args, rows or {}, select_decomp_table())
         simplify(graph)
         lay_out(graph)
-        _end_with_writes(graph, num_state)
+        end_with_writes(graph, num_state)
         options = {
             **(_IN_ORDER if in_order else _OPTIONS),
             # precompiled headers pay from the fifth graph on; a fit has one or two
@@ -109,7 +120,7 @@ def _lowered(
     from torch._inductor import compile_fx, config
     from torch._inductor.virtualized import V
 
-    from pyro_bnn.capture.kernels import in_one_file
+    from pyro_bnn.capture.inductor.one_file import in_one_file
 
     mode = detect_fake_mode(examples)
     own = GraphModule(graph, copy.deepcopy(graph.graph))  # which the compiler rewrites

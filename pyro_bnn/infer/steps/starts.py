@@ -9,8 +9,8 @@ from torch import Tensor
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
-from pyro_bnn.infer.mcmc.potentials import Target
 from pyro_bnn.infer.starting_points import at_medians, starting_points
+from pyro_bnn.infer.steps.potentials import Target
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.program import Program

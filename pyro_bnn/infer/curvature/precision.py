@@ -167,3 +167,17 @@ Precision: TypeAlias = Diagonal | Dense | LowRank
 def not_positive() -> DivergenceError:
     """That a precision is not one."""
     return DivergenceError("the precision of q is not positive definite")
+
+
+def largest(W: Tensor, rank: int) -> Tensor:
+    """Eigenvectors of the largest eigenvalues of W W^T, times their roots, ``[P, R]``.
+
+    With W^T W v = c v, W v is an eigenvector of W W^T of length sqrt(c).
+    """
+    if W.shape[0] < W.shape[1]:
+        values, vectors = torch.linalg.eigh(W @ W.mT)
+        roots: Tensor = vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()
+        return roots
+    _, vectors = torch.linalg.eigh(W.mT @ W)
+    scaled: Tensor = W @ vectors[:, -rank:]
+    return scaled

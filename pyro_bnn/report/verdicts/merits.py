@@ -1,4 +1,4 @@
-"""What the answer is taken from: numbers of each method, and the verdicts that speak against it."""
+"""What verdicts and ranking say of each method: what it may be used for, and why not."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_differ
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.verdict import (
+    CAVEAT,
     FUNCTION,
     PREDICTIONS,
     REFIT,
     UNCHECKED,
     Judged,
-    Rule,
     Verdict,
+    VerdictRule,
 )
 from pyro_bnn.report.verdicts.verdicts import RULES
 
 POINT = "a point estimate: its intervals hold noise only"
 
 
-class Facts:
-    """What the answer is taken from.
+class Merits:
+    """What verdicts and ranking say of each method.
 
     Args:
         judged: All methods, and the reference.
@@ -43,21 +44,30 @@ class Facts:
         self.rules = {rule.kind: rule for rule in RULES}
         self.used = self._used()
 
-    def against(self, name: str, *what: str) -> list[Rule]:
-        """Rules that spoke against something in a method; its caveats for an empty word."""
-        found = [f.kind for f in self.findings if f.is_warning and name in f.methods]
-        rules = [self.rules[kind] for kind in dict.fromkeys(found) if kind in self.rules]
-        return [rule for rule in rules if rule.short and rule.against in what]
+    def rules_against(self, name: str, *uses: str) -> list[VerdictRule]:
+        """Rules that gave a verdict on a method which speaks against some uses.
 
-    def faults(self, name: str, *what: str) -> list[str]:
+        Args:
+            name: The method.
+            uses: Some of ``VerdictRule.against``; ``CAVEAT`` for verdicts against no use.
+        """
+        kinds = [one.kind for one in self.findings if one.is_warning and name in one.methods]
+        rules = [self.rules[kind] for kind in dict.fromkeys(kinds) if kind in self.rules]
+        return [rule for rule in rules if rule.short and rule.against in uses]
+
+    def faults(self, name: str, *uses: str) -> list[str]:
         """What those rules found, in a few words each."""
-        return [rule.short for rule in self.against(name, *what)]
+        return [rule.short for rule in self.rules_against(name, *uses)]
 
-    def steps(self, name: str, *what: str) -> list[str]:
+    def steps(self, name: str, *uses: str) -> list[str]:
         """What those rules tell this method to do next, in small letters."""
-        kinds = [rule.kind for rule in self.against(name, *what)]
-        found = [f for kind in kinds for f in self.findings if f.kind == kind and name in f.methods]
-        return [f.steps[name] for f in found]
+        kinds = [rule.kind for rule in self.rules_against(name, *uses)]
+        return [
+            one.steps[name]
+            for kind in kinds
+            for one in self.findings
+            if one.kind == kind and name in one.methods
+        ]
 
     @property
     def num_rows(self) -> int:
@@ -76,16 +86,16 @@ class Facts:
         """Why the uncertainty of a method is not to be used, in a few words each."""
         if self.is_point(name):
             return [POINT]
-        is_barred = self.against(name, FUNCTION, PREDICTIONS)
-        return self.faults(name, FUNCTION, PREDICTIONS, "") if is_barred else []
+        is_barred = self.rules_against(name, FUNCTION, PREDICTIONS)
+        return self.faults(name, FUNCTION, PREDICTIONS, CAVEAT) if is_barred else []
 
     def is_fit(self, name: str) -> bool:
         """Whether a fit ended, or nearly; the judge has passed its own checks."""
         is_judge = self.judge is not None and self.judge.name == name
-        found = self.against(name, REFIT, UNCHECKED)
+        rules = self.rules_against(name, REFIT, UNCHECKED)
         if self.entries[name].checks.is_nearly_done:
-            found = [rule for rule in found if rule.kind != "trend"]
-        return is_judge or not found
+            rules = [rule for rule in rules if rule.kind != "trend"]
+        return is_judge or not rules
 
     def is_of_the_judge(self, name: str) -> bool:
         """Whether a method has the judge's model."""
@@ -112,9 +122,10 @@ class Facts:
 
     def difference(self, name: str, other: str) -> PairedDifference:
         """Of the log scores of two methods, paired over rows."""
-        own, its = self.entries[name].held_out, self.entries[other].held_out
-        errors = own.log_score_error, its.log_score_error
-        return paired_difference(own.log_score, its.log_score, monte_carlo=errors)
+        scores = self.entries[name].held_out, self.entries[other].held_out
+        one, two = (score.log_score for score in scores)
+        errors = scores[0].log_score_error, scores[1].log_score_error
+        return paired_difference(one, two, monte_carlo=errors)
 
     def _used(self) -> Evaluation | None:
         """The judge; else the best score of those that no verdict bars; else none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from pyro_bnn.capture.c_graph import (
+from pyro_bnn.capture.c.graph import (
     ZERO,
     Index,
     Memory,
@@ -23,8 +23,8 @@ from pyro_bnn.capture.c_graph import (
     shape_of,
     strides_of,
 )
-from pyro_bnn.capture.c_loops import Loops
-from pyro_bnn.capture.c_operations import (
+from pyro_bnn.capture.c.loops import Loops
+from pyro_bnn.capture.c.operations import (
     aten,
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from pyro_bnn.capture.c_operations import C_TYPES, SUFFIXES, aten
+from pyro_bnn.capture.c.operations import C_TYPES, SUFFIXES, aten
 from pyro_bnn.errors import CaptureError
 
 

@@ -18,8 +18,11 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from torch import Tensor
+
 FIRST_ROUND = 1_000  # steps at least, where the run has several thousand
 SHORTEST_RUN = 200  # steps of two rounds: in less there is nothing to compare
+NOISY = 4.0  # times the gain of a round, from which on its noise halves the step size
 FALL = 0.5  # share of a round over which the step size falls
 AUTO: Literal["auto"] = "auto"
 NumSteps: TypeAlias = int | Literal["auto"]
@@ -61,6 +64,44 @@ def advice_on_length(options: Mapping[str, Any]) -> str:
     most = options.get("max_steps")
     ended_there = most is not None and options.get("num_steps") == most
     return "double max_steps" if ended_there else "double num_steps"
+
+
+class Rounds:
+    """The rounds of a run.
+
+    Args:
+        ends: Steps after which they end.
+
+    Attributes:
+        before: Values of the parameters at the end of the last one; None before the first end.
+    """
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends = ends
+        self.before: dict[str, Tensor] | None = None
+
+    def begin_of(self, end: int) -> int:
+        """The step at which the round began that ends after a step."""
+        place = self.ends.index(end)
+        return self.ends[place - 1] if place else 0
+
+    def next_end(self, step: int) -> int:
+        """Where the round ends that a step is in."""
+        return next(end for end in self.ends if end > step)
+
+    def is_noisy(self, losses: Sequence[float], end: int, gain: float) -> bool:
+        """Whether the noise of a round's steps costs much more than the round has gained.
+
+        It costs what the objective rose by while the step size fell.
+        """
+        begin = self.begin_of(end)
+        length = end - begin
+        level = losses[begin + length // 4 : begin + length // 2]
+        last = losses[end - max(length // 20, 1) :]
+        if not level:
+            return False
+        noise = sum(level) / len(level) - sum(last) / len(last)
+        return noise > NOISY * max(gain, 0.0)
 
 
 def ends_of_rounds(num_steps: int) -> tuple[int, ...]:

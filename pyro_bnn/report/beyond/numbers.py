@@ -18,7 +18,7 @@ from pyro_bnn.errors import DataError
 from pyro_bnn.report.beyond.estimate import (
     Estimate,
     Resampled,
-    Rows,
+    RowNumbers,
     mean_of,
     of_seeds,
     resampled,
@@ -26,8 +26,10 @@ from pyro_bnn.report.beyond.estimate import (
     told_from_constant,
 )
 from pyro_bnn.report.beyond.images import Condition
-from pyro_bnn.report.beyond.scored import MORE, NUMBERS, Number, Scored, of_pairs
+from pyro_bnn.report.beyond.metrics import ACCURACY, OF_TEST_ROWS, RESAMPLED, SCORE
+from pyro_bnn.report.beyond.scored import Scored, of_pairs
 from pyro_bnn.report.evaluation.units import to_numpy
+from pyro_bnn.report.tables.metric import Metric, value_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,7 @@ Samples: TypeAlias = Mapping[str, Mapping[str, Resampled]]
 """Numbers by method and name."""
 
 
-class Judged:
+class TrustNumbers:
     """Classifiers on test rows, corrupted, unknown and attacked ones.
 
     Methods are RANKED by the log score only; all else is shown with its error, and the paired
@@ -108,7 +110,7 @@ class Judged:
         the other, both ways.
         """
         rows = len(self.labels)
-        samples = self._samples((*NUMBERS, *MORE), TEST, self.labels)
+        samples = self._samples(OF_TEST_ROWS, TEST, self.labels)
         numbers = _compared(samples)
         told = told_from([of["augrc"] for of in samples.values()])[0]
         for limit, (name, own) in zip(told, self.fits.items(), strict=True):
@@ -143,7 +145,7 @@ class Judged:
         samples = {
             name: {
                 number.key: mean_of([of[name][number.key] for of in self._under_each])
-                for number in NUMBERS
+                for number in RESAMPLED
             }
             for name in self.names
         }
@@ -157,19 +159,19 @@ class Judged:
         """Numbers of each corruption: a row a kind, severity and method."""
         import pandas as pd
 
-        found = []
+        rows = []
         for condition, samples in zip(self.conditions, self._under_each, strict=True):
             for name, numbers in _compared(samples).items():
                 where = {"kind": condition.kind, "severity": condition.severity, "method": name}
                 floor = _floor(fit[condition.name] for fit in self.fits[name])
-                found.append(where | numbers | {"floor": floor})
-        return pd.DataFrame(found)
+                rows.append(where | numbers | {"floor": floor})
+        return pd.DataFrame(rows)
 
     @cached_property
     def _under_each(self) -> list[Samples]:
         """Numbers under each corruption, on the same resamples of the images."""
         return [
-            self._samples(NUMBERS, condition.name, self.labels[: len(condition.x)])
+            self._samples(RESAMPLED, condition.name, self.labels[: len(condition.x)])
             for condition in self.conditions
         ]
 
@@ -192,7 +194,7 @@ class Judged:
             "fpr95_known": lambda a, b: fpr95(a, b, positive="known"),
             "fpr95_unknown": lambda a, b: fpr95(a, b, positive="unknown"),
         }
-        found = []
+        rows = []
         first = next(iter(self.fits.values()))[0]
         for score in first[TEST].novelty:
             of = {
@@ -216,29 +218,29 @@ class Judged:
                 gap = of[name]["auroc"].minus(of[best]["auroc"])
                 row |= _pair("auroc_gap", gap if name != best else Estimate(0.0, 0.0))
                 row |= {"auroc_told": alone[place], "auroc_gap_told": told[place]}
-                found.append(row)
-        return pd.DataFrame(found)
+                rows.append(row)
+        return pd.DataFrame(rows)
 
     @cached_property
     def attacked(self) -> pd.DataFrame:
         """Log scores and accuracy of the attacked rows, and where they were moved at random."""
         if self.epsilon is None:
             return _frame({})
-        found: dict[str, dict[str, float]] = {}
+        rows: dict[str, dict[str, float]] = {}
         first = next(iter(self.fits.values()))[0]
         y = self.labels[: len(first[MOVED].probs)]
         by_key = {"before": TEST, "control": CONTROL, "moved": MOVED}
-        every = {key: self._samples(NUMBERS[:2], where, y) for key, where in by_key.items()}
+        every = {key: self._samples((SCORE, ACCURACY), where, y) for key, where in by_key.items()}
         for name in self.names:
             row: dict[str, float] = {}
             for key, samples in every.items():
                 row |= _pair(key, samples[name]["log_score"].estimate)
                 row |= _pair(f"{key}_accuracy", samples[name]["accuracy"].estimate)
             moved, control = (every[key][name]["log_score"] for key in ("moved", "control"))
-            found[name] = row | _pair("lost", moved.minus(control))
-        return _frame(found)
+            rows[name] = row | _pair("lost", moved.minus(control))
+        return _frame(rows)
 
-    def _samples(self, numbers: Sequence[Number], where: str, y: Int[np.ndarray, " N"]) -> Samples:
+    def _samples(self, numbers: Sequence[Metric], where: str, y: Int[np.ndarray, " N"]) -> Samples:
         """Numbers of every method, of the first rows of some, whose classes are given."""
         return {
             name: {
@@ -255,15 +257,15 @@ def _compared(samples: Samples) -> dict[str, dict[str, float]]:
     The best is by the log score, whatever the number.
     """
     best = max(samples, key=lambda name: samples[name]["log_score"].estimate.value)
-    found: dict[str, dict[str, float]] = {}
+    numbers: dict[str, dict[str, float]] = {}
     for name, own in samples.items():
-        found[name] = {}
+        numbers[name] = {}
         for key, one in own.items():
-            found[name] |= _pair(key, one.estimate)
-            found[name][f"{key}_seeds_se"] = one.estimate.seeds_error
+            numbers[name] |= _pair(key, one.estimate)
+            numbers[name][f"{key}_seeds_se"] = one.estimate.seeds_error
             gap = one.minus(samples[best][key])
-            found[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
-    return found
+            numbers[name] |= _pair(f"{key}_gap", gap if name != best else Estimate(0.0, 0.0))
+    return numbers
 
 
 def _ranking(fits: Mapping[str, Sequence[Fit]], where: Sequence[str]) -> list[Ranked]:
@@ -296,17 +298,17 @@ def _ranking(fits: Mapping[str, Sequence[Fit]], where: Sequence[str]) -> list[Ra
     )
 
 
-def _on(scored: Scored, number: Number, y: Int[np.ndarray, " N"]) -> Callable[[Rows], float]:
-    return lambda rows: number.of(scored, y, rows)
+def _on(scored: Scored, number: Metric, y: Int[np.ndarray, " N"]) -> Callable[[RowNumbers], float]:
+    return lambda rows: float(value_of(number.value, scored.at(rows, y)))
 
 
-def _mean_of(values: Float[np.ndarray, " N"]) -> Callable[[Rows], float]:
+def _mean_of(values: Float[np.ndarray, " N"]) -> Callable[[RowNumbers], float]:
     return lambda rows: float(values[rows].mean())
 
 
 def _told_apart(
     fit: Fit, score: str, measure: Callable[..., float], num_known: int
-) -> Callable[[Rows], float]:
+) -> Callable[[RowNumbers], float]:
     known, unknown = fit[TEST].novelty[score], fit[UNKNOWN].novelty[score]
     return lambda rows: measure(
         known[rows[rows < num_known]], unknown[rows[rows >= num_known] - num_known]
@@ -325,7 +327,7 @@ def _scaled(
     with np.errstate(divide="ignore"):
         logits = np.log(scored.probs)
     halves = np.arange(len(y)) % 2 == 0
-    gains, found = np.full(len(y), np.nan), []
+    gains, scales = np.full(len(y), np.nan), []
     if len(y) < 2:  # a half would be empty
         return NAN, NAN, gains
     for half in (halves, ~halves):
@@ -333,12 +335,12 @@ def _scaled(
             scale = temperature_scaling(logits[half], y[half])
         except DataError:  # no temperature is best: every row is right, or one impossible
             return NAN, NAN, gains
-        found.append(scale)
+        scales.append(scale)
         other = np.flatnonzero(~half)
         with np.errstate(divide="ignore"):
             after = np.log(scale.apply(logits[other])[np.arange(len(other)), y[other]])
         gains[other] = after - logits[other, y[other]]
-    one, two = found
+    one, two = scales
     mean = (one.temperature + two.temperature) / 2
     return mean, math.hypot(one.error, two.error) / 2, gains
 

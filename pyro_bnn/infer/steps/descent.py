@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.svi.adam import Adam, PlainAdam, clip, without_traces
-from pyro_bnn.infer.svi.rounds import ends_of_rounds, step_size_factor
+from pyro_bnn.infer.steps.adam import Adam, PlainAdam, clip, without_traces
+from pyro_bnn.infer.steps.rounds import ends_of_rounds, step_size_factor
 
+LEARNING_RATE = 1e-2
 AVERAGES = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "square_avg": 2}
 """Moving averages in the states of torch's optimisers, of which power of the gradient."""
 FADING = 10  # steps between two checks of fading averages
@@ -31,7 +32,7 @@ class Descent:
         num_steps: Steps T of the whole run.
         optimizer: A ``torch.optim`` class or a partial of one, called with the parameters and
             ``lr``, or a callable of the parameters, which sets its own; None for Adam.
-        schedule: ``"cosine"``, ``"constant"`` or ``"rounds"`` (:mod:`pyro_bnn.infer.svi.rounds`).
+        schedule: ``"cosine"``, ``"constant"`` or ``"rounds"`` (:mod:`pyro_bnn.infer.steps.rounds`).
         clip_norm: Largest norm of the gradient, or None.
 
     Raises:
@@ -73,6 +74,11 @@ class Descent:
         self._optimizer = made
         self._rates = [group["lr"] for group in made.param_groups]
         self.adam: Adam | None = None
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped, in place."""
+        return self._clip_norm is not None
 
     @property
     def learning_rate(self) -> float:

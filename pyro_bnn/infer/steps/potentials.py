@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pyro_bnn.errors import ModelError
-from pyro_bnn.infer.mcmc.leapfrog import Potential
 from pyro_bnn.program.batched import without_vmap_warnings
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
+
+Potential: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+"""Maps z ``[C, P]``, and maybe data, to U ``[C]``, minus the log density, and its gradient."""
 
 
 class Target(NamedTuple):

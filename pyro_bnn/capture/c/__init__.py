@@ -1,0 +1,1 @@
+"""Graphs of few numbers, written as one function in C and compiled."""

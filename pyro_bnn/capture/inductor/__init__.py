@@ -1,0 +1,1 @@
+"""Torch's Inductor: all that the room takes of torch's private modules stands here."""

@@ -1,0 +1,1 @@
+"""Curvature of a log joint, by rows or by layers, and the Gaussians that are made of it."""

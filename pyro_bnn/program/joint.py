@@ -1,0 +1,340 @@
+"""A Pyro model, traced once with its arguments, as pure functions over a flat vector z ``[P]``.
+
+They are independent of Pyro, can be batched with ``torch.func.vmap`` and captured as a graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.handled import model_name, parameters_of
+from pyro_bnn.program.batched import batched_or_looped
+from pyro_bnn.program.contract import require_fixed_supports
+from pyro_bnn.program.dependence import PARAMETER
+from pyro_bnn.program.handlers import (
+    Evaluate,
+    Model,
+    ModelTrace,
+    evaluate,
+    held_given_latents,
+    log_prob,
+    marked_run,
+    own_rows,
+    total_log_prob,
+    trace_model,
+)
+from pyro_bnn.program.latents import Latents
+from pyro_bnn.program.model_facts import first_tensor, store_params
+from pyro_bnn.program.prior import prior_draws
+from pyro_bnn.program.random_state import isolated, own_generators
+from pyro_bnn.program.snapshot import Snapshot
+from pyro_bnn.program.terms import Params
+from pyro_bnn.sites import Site
+
+logger = logging.getLogger("pyro_bnn")
+
+T = TypeVar("T")
+
+
+class Joint:
+    r"""A model as tensor functions of its latent sites.
+
+    .. math:: \log p(z, \mathcal D) = \sum_s \log p(\theta_s(z)) + \sum_s \log |\det J_s(z)|
+              + \sum_o \log p(\mathcal D_o \mid \theta(z))
+
+    The coordinates are the flat unconstrained vector :math:`z \in \mathbb R^P`: site s owns
+    ``z[s.start:s.stop]``, and its value is ``s.value(z)``. Densities over z include the Jacobian
+    of that map. What is observed, by ``obs=`` or ``pyro.condition``, and each ``pyro.factor`` is
+    the likelihood. The model may have any arguments, and any sites that are the same at every run.
+
+    A z may be followed by values of parameters of the model, ``[P + Q]``: the parameters in
+    ``member_params`` take these values at this draw, so that the members of a mixture have their
+    own.
+
+    Args:
+        model: Pyro model, whose latent sites are continuous.
+        args: Its arguments. Functions of z take others in their place, of the same shapes.
+        kwargs: Its keyword arguments.
+        trace: What a look at the model said, if one has been taken.
+        check: Looks at a run with marks, and refuses a model that is not supported.
+
+    Raises:
+        ModelError: If a ``pyro.module`` statement stands in a plain function.
+        SiteError: If the model has no latent site, a discrete one, or one whose support depends on
+            another site; or if a plate takes some of its rows at random.
+
+    Attributes:
+        latents: The latent sites and their prior.
+        initial: A draw of z from the prior, ``[P]``.
+        params: The model's point-estimated parameters by name, unconstrained, as clones: engines
+            train those that require gradients and leave the user's model as it is.
+        member_params: Names of the parameters that draws may carry after z.
+        held_given_latents: Names of the held sites whose density depends on latent sites; then the
+            prior of these is not their density given the values.
+        is_batched: Whether draws are computed as one batch; False once the model refused that.
+        dtype: Of z.
+        device: Where z is.
+        snapshot: The model's buffers, priors and modes as they were.
+
+    Example:
+        >>> import pyro
+        >>> import pyro.distributions as dist
+        >>> def model(y):
+        ...     scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        ...     pyro.sample("y", dist.Normal(0.0, scale), obs=y)
+        >>> joint = Joint(model, (torch.tensor(2.0),))
+        >>> z = joint.unconstrain({"scale": torch.tensor(1.0)})  # log p(scale) + log p(y | scale)
+        >>> round(float(joint.log_joint(z)), 4)
+        -3.6447
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        trace: ModelTrace | None = None,
+        check: Callable[[Evaluate], None] = require_fixed_supports,
+    ) -> None:
+        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
+        self.snapshot = Snapshot(model)  # the user may change the model after the fit
+        if trace is None:
+            with isolated():
+                trace = trace_model(model, self.args, self.kwargs, of_rows=False)
+        self.latents = Latents(trace.sites)
+        self.is_batched = True
+        self.params: dict[str, Tensor] = {}
+        self.member_params: tuple[str, ...] = ()
+        for name, parameter in parameters_of(model).items():
+            trainable = parameter.requires_grad  # one that the user froze stays frozen
+            self.params[name] = parameter.detach().clone().requires_grad_(trainable)
+        self._store = store_params(model, trace.param_messages)
+        for name, (value, _) in self._store.items():
+            self.params[name] = value.clone().requires_grad_()
+        values = {site.name: trace.messages[site.name]["value"] for site in trace.sites}
+        initial = self.latents.unconstrain(values).detach()
+        like = next(t for t in (first_tensor(model), trace.first_array, initial) if t is not None)
+        self.dtype, self.device = like.dtype, like.device
+        self.initial = initial.to(self.dtype)
+        with own_generators():
+            probe = self._marked_run()
+            check(probe)
+            self.held_given_latents = held_given_latents(probe)
+            self.latents.find_closed_forms(probe)
+            self._priors_are_apart = all(probe.sources(s.name) <= {PARAMETER} for s in self.sites)
+
+    def _marked_run(self) -> Evaluate:
+        """The model at the initial z, with marks; sees whether it writes to its arguments."""
+        args = own_rows(self.args)
+        self._writes_arguments = torch.is_inference_mode_enabled()  # where no versions are counted
+        counted = [] if self._writes_arguments else [v for v in args if isinstance(v, Tensor)]
+        versions = [value._version for value in counted]
+        probe = marked_run(
+            lambda values: self.run(values, args),
+            self.constrain(self.initial),
+            self.params.values(),
+        )
+        written = (v._version > n for v, n in zip(counted, versions, strict=True))
+        self._writes_arguments |= any(written)
+        return probe
+
+    # Coordinates
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The latent sites, in the order of the model's execution."""
+        return self.latents.sites
+
+    @property
+    def num_latents(self) -> int:
+        """Length P of z."""
+        return self.latents.num_latents
+
+    def constrain(self, z: Tensor) -> dict[str, Tensor]:
+        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
+        return self.latents.constrain(z)
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+
+        Raises:
+            SiteError: If a site is missing or has another shape.
+        """
+        return self.latents.unconstrain(
+            {k: torch.as_tensor(v, dtype=self.dtype, device=self.device) for k, v in values.items()}
+        )
+
+    # Densities
+
+    def log_joint(
+        self,
+        z: Tensor,
+        args: Sequence[Any] | None = None,
+        params: Params | None = None,
+        *,
+        jacobian: bool = True,
+    ) -> Tensor:
+        """Log p(z, observed values) ``[...]`` of z ``[..., P]``.
+
+        With ``jacobian=False``, the density of the sites' values instead, which MAP maximises.
+        """
+
+        def log_joint(run: Evaluate, z: Tensor) -> Tensor:
+            return self.run_log_likelihood(run) + self.run_log_prior(run, z, jacobian=jacobian)
+
+        return self._over_draws(log_joint, z, args, params)
+
+    def log_densities(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The two parts of :meth:`log_joint`, ``[...]`` each: likelihood, prior."""
+
+        def log_densities(run: Evaluate, z: Tensor) -> tuple[Tensor, Tensor]:
+            return self.run_log_likelihood(run), self.run_log_prior(run, z)
+
+        return self._over_draws(log_densities, z, args, params)
+
+    def log_prior(self, z: Tensor, args: Any = None, params: Params | None = None) -> Tensor:
+        """Log p(z) ``[...]`` of z ``[..., P]``."""
+        return self._over_draws(self.run_log_prior, z, args, params)
+
+    def log_priors(self, z: Tensor, args: Any = None, params: Params | None = None) -> Tensor:
+        """Log density ``[..., K]`` of the values of each of the K sites, without Jacobians."""
+        return self._over_draws(lambda run, _: self.latents.log_priors(run), z, args, params)
+
+    def log_likelihoods(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
+    ) -> dict[str, Tensor]:
+        """Log densities of each observed site, in the shape of its batch, unscaled, by name."""
+
+        def log_likelihoods(run: Evaluate, _: Tensor) -> dict[str, Tensor]:
+            return {name: log_prob(msg) for name, msg in run.observed.items()}
+
+        return self._over_draws(log_likelihoods, z, args, params)
+
+    def run_log_likelihood(self, run: Evaluate) -> Tensor:
+        """Log density ``[]`` of all that a run observes."""
+        parts, scale = self.row_densities(run)
+        return parts.sum() * scale
+
+    def row_densities(
+        self,
+        run: Evaluate,
+        num_rows: int | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[B]`` of the B parts of what a run observes, and their common scale.
+
+        Here it is one part, factors included; a :class:`Program` has rows.
+        """
+        return total_log_prob({**run.observed, **run.factors}, like=self.initial).reshape(1), 1.0
+
+    def penalties(self, run: Evaluate) -> dict[str, dict[str, Any]]:  # noqa: ARG002
+        """Factors of a run that are no part of its density: none."""
+        return {}
+
+    def run_log_prior(self, run: Evaluate, z: Tensor, **how: Any) -> Tensor:
+        """Log density ``[]`` of z ``[P]`` in a run there; see :meth:`Latents.log_prior`."""
+        return self.latents.log_prior(run, z, **how)
+
+    def prior_draws(
+        self, num_draws: int, args: Any = None, seed: int = 0, params: Params | None = None
+    ) -> Tensor:
+        """Draws z ``[S, P]`` from the prior."""
+        names = dict.fromkeys(site.name for site in self.sites)
+        with isolated(seed), torch.no_grad():
+            apart = self._priors_are_apart and self.device.type == "cpu"
+            rows = prior_draws(lambda: self.run(names, args, params), num_draws, apart=apart)
+        flat = [torch.cat([s.flatten(values[s.name]) for s in self.sites]) for values in rows]
+        return torch.stack(flat).detach().to(self.dtype)
+
+    def non_finite_terms(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
+    ) -> list[str]:
+        """Names of the sites, observed ones included, whose value or density is not finite at z."""
+        messages = self._over_draws(lambda run, _: run.latent | run.observed, z, args, params)
+        return [
+            name
+            for name, msg in messages.items()
+            if not (msg["value"].isfinite().all() and log_prob(msg).isfinite().all())
+        ]
+
+    # Runs of the model
+
+    def run(
+        self,
+        values: Mapping[str, Tensor | None],
+        args: Sequence[Any] | None = None,
+        params: Params | None = None,
+        output: Tensor | None = None,
+    ) -> Evaluate:
+        """The model evaluated at values of its sites; None draws one from its prior.
+
+        Args:
+            values: Value of each site by name.
+            args: The model's arguments; default those that it was traced with.
+            params: Values of its point-estimated parameters; default their own.
+            output: Stands in for f, of which y is given.
+        """
+        args = self.args if args is None else args
+        params = self.params if params is None else params
+        with self.snapshot.held():
+            return evaluate(
+                self.model,
+                values,
+                *(own_rows(args) if self._writes_arguments else args),
+                kwargs=self.kwargs,
+                params={**self.snapshot.buffers, **params},
+                store=self._store,
+                output=output,
+            )
+
+    def run_at(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
+    ) -> Evaluate:
+        """The model evaluated at z ``[P]``."""
+        return self.run(self.constrain(z), args, params)
+
+    def _over_draws(
+        self,
+        read: Callable[[Evaluate, Tensor], T],
+        z: Tensor,
+        args: Sequence[Any] | None,
+        params: Params | None,
+    ) -> T:
+        """What is read of the model's run at z ``[P]``, or at each of several draws ``[S, P]``."""
+
+        def one(draw: Tensor) -> T:
+            z, params_of_draw = self.split_draw(draw, params)
+            return read(self.run_at(z, args, params_of_draw), z)
+
+        return self.batched(one, z) if z.ndim == 2 else one(z)
+
+    def split_draw(self, draw: Tensor, params: Params | None) -> tuple[Tensor, Params | None]:
+        """Z ``[P]`` of a draw ``[P + Q]``, and the parameters with the Q values that it carries."""
+        if len(draw) == self.num_latents:
+            return draw, params
+        params = dict(self.params if params is None else params)
+        start = self.num_latents
+        for name in self.member_params:
+            stop = start + params[name].numel()
+            params[name] = draw[start:stop].reshape(params[name].shape)
+            start = stop
+        return draw[: self.num_latents], params
+
+    def batched(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
+        """A function of each draw, as one batch, or one by one where the model refuses that."""
+        values, reason = batched_or_looped(fn, z, as_batch=self.is_batched)
+        if reason:
+            self.is_batched = False
+            logger.warning(
+                "%s cannot be batched over draws and runs draw by draw, which is slower: %s",
+                model_name(self.model),
+                reason,
+            )
+        return values

@@ -1,0 +1,386 @@
+"""The joint density of plain Pyro models, of any arguments and sites, against Pyro's own traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor, nn
+from torch.distributions import biject_to
+from torch.testing import assert_close
+
+from pyro_bnn.errors import SiteError
+from pyro_bnn.guides import AutoNormal
+from pyro_bnn.infer.steps.potentials import potential_of
+from pyro_bnn.program import Batch, Joint, Program
+from pyro_bnn.program.elbo import elbo
+from tests.plain_pyro import default_dtype
+
+EFFECTS = torch.tensor([28, 8, -3, 7, -1, 1, 18, 12], dtype=torch.float64)
+ERRORS = torch.tensor([15, 10, 16, 11, 9, 11, 10, 18], dtype=torch.float64)
+
+
+def eight_schools(num_schools: int, errors: Tensor, effects: Tensor | None = None) -> Any:
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+    with pyro.plate("schools", num_schools):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        return pyro.sample("effect", dist.Normal(theta, errors), obs=effects)
+
+
+def two_outcomes(x: Tensor, y: Tensor, *, counts: Tensor) -> None:
+    """A regression that observes numbers and counts of the same rows, whose slopes are tied."""
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    offset = pyro.sample("offset", dist.Laplace(0.0, 1.0))
+    noise = pyro.sample("noise", dist.LogNormal(0.0, 1.0))
+    f = pyro.deterministic("f", x @ slope)  # [N], a network's in a Program alone
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, noise), obs=y)
+        pyro.sample("count", dist.Poisson((f + offset).exp()), obs=counts)
+    pyro.factor("tied", -(slope[0] - slope[1]).square())
+
+
+def simplex(counts: Tensor) -> None:
+    shares = pyro.sample("shares", dist.Dirichlet(torch.tensor([1.0, 2.0, 0.5, 3.0])))
+    pyro.sample("counts", dist.Multinomial(int(counts.sum()), shares), obs=counts)
+
+
+def ordered(scores: Tensor) -> None:
+    base = dist.Normal(torch.zeros(3), 2.0).to_event(1)
+    transform: Any = dist.transforms.OrderedTransform()
+    cuts = pyro.sample("cuts", dist.TransformedDistribution(base, transform))
+    with pyro.plate("rows", len(scores)):
+        pyro.sample("score", dist.OrderedLogistic(torch.tensor(0.3), cuts), obs=scores)
+
+
+def cholesky(y: Tensor) -> None:
+    scales = pyro.sample("scales", dist.HalfNormal(1.0).expand([3]).to_event(1))
+    factor = pyro.sample("factor", dist.LKJCholesky(3, 2.0))
+    with pyro.plate("rows", len(y)):
+        tril = scales.diag() @ factor
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(3), scale_tril=tril), obs=y)
+
+
+def nested(y: Tensor) -> None:
+    """Plates in plates, a mask of some rows, a weight of all, a bounded site."""
+    rate = pyro.sample("rate", dist.Uniform(0.5, 3.0))
+    with pyro.plate("groups", 2, dim=-1):
+        level = pyro.sample("level", dist.Gamma(2.0, rate))
+        with (
+            pyro.plate("repeats", 3, dim=-2),
+            poutine.mask(mask=cast(torch.BoolTensor, y > 0)),
+            poutine.scale(scale=0.5),
+        ):
+            pyro.sample("y", dist.Exponential(level), obs=y.clamp(min=0.1))
+
+
+def time_series(y: Tensor) -> None:
+    """A latent walk, whose steps are sites of their own."""
+    at = pyro.sample("z_0", dist.Normal(0.0, 1.0))
+    for t, value in enumerate(y):
+        at = pyro.sample(f"z_{t + 1}", dist.Normal(0.9 * at, 0.3))
+        pyro.sample(f"y_{t}", dist.StudentT(4.0, at, 0.5), obs=value)
+
+
+class Regression(PyroModule):
+    """A module with a point-estimated bias, which observes a site of a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Any = PyroSample(dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        self.bias = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor, rents: Tensor) -> None:
+        f = x @ self.weight + self.bias
+        with pyro.plate("flats", len(x)):
+            pyro.sample("rent", dist.Normal(f, 0.5), obs=rents)
+
+
+class Case(NamedTuple):
+    model: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+
+def cases() -> dict[str, Case]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, generator=generator)
+    schools = poutine.condition(eight_schools, {"effect": EFFECTS})
+    y = torch.randn(6, generator=generator)
+    counts = torch.tensor([0.0, 2.0, 1.0, 0.0, 3.0, 1.0])
+    return {
+        "eight schools": Case(eight_schools, (8, ERRORS), {"effects": EFFECTS}),
+        "conditioned": Case(schools, (8, ERRORS)),
+        "a school's effect known": Case(
+            poutine.condition(eight_schools, {"mu": torch.tensor(4.0)}), (8, ERRORS, EFFECTS)
+        ),
+        "two outcomes": Case(two_outcomes, (x, y), {"counts": counts}),
+        "simplex": Case(simplex, (torch.tensor([3.0, 0.0, 2.0, 7.0]),)),
+        "ordered": Case(ordered, (torch.tensor([0, 3, 1, 2, 1]),)),
+        "cholesky": Case(cholesky, (torch.randn(5, 3, generator=generator),)),
+        "nested": Case(nested, (torch.tensor([[1.0, 2.0], [0.0, 0.3], [0.7, 0.0]]),)),
+        "time series": Case(time_series, (y[:4],)),
+        "module": Case(Regression(), (torch.randn(6, 3, generator=generator), y)),
+    }
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    with default_dtype(torch.float64):
+        yield
+
+
+def of_case(name: str) -> tuple[Case, Joint, Tensor]:
+    """A model, its joint density, and some z ``[3, P]``."""
+    case = cases()[name]
+    joint = Joint(case.model, case.args, case.kwargs)
+    noise = torch.randn(3, joint.num_latents, generator=torch.Generator().manual_seed(1))
+    return case, joint, joint.initial + 0.3 * noise
+
+
+def by_pyro(case: Case, joint: Joint, z: Tensor) -> tuple[Tensor, Any]:
+    """Log density of z by a trace of the model and the transforms of its sites, and the trace."""
+    values, log_det, start = {}, torch.zeros(()), 0
+    free = poutine.trace(case.model).get_trace(*case.args, **case.kwargs)
+    for name in free.stochastic_nodes:
+        node: Any = free.nodes[name]
+        if type(node["fn"]).__name__ == "_Subsample":
+            continue
+        transform = biject_to(node["fn"].support)
+        u = transform.inv(node["value"])
+        u = z[start : start + u.numel()].reshape(u.shape)
+        start += u.numel()
+        values[name] = transform(u)
+        log_det = log_det + transform.log_abs_det_jacobian(u, values[name]).sum()
+    assert start == joint.num_latents
+    held = poutine.condition(case.model, values)
+    trace = poutine.trace(held).get_trace(*case.args, **case.kwargs)
+    return trace.log_prob_sum() + log_det, trace
+
+
+NAMES = tuple(cases())
+LOOPED = ("simplex", "ordered")  # whose likelihoods torch does not batch over draws
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_log_joint_is_pyros_with_the_jacobian(name: str) -> None:
+    case, joint, z = of_case(name)
+    expected = torch.stack([by_pyro(case, joint, row)[0] for row in z])
+    assert_close(joint.log_joint(z), expected, rtol=1e-10, atol=1e-10)
+    assert_close(joint.log_joint(z[1]), expected[1], rtol=1e-10, atol=1e-10)
+    likelihood, prior = joint.log_densities(z)
+    assert_close(likelihood + prior, expected, rtol=1e-10, atol=1e-10)
+    assert_close(joint.log_prior(z), prior)
+    assert joint.is_batched is (name not in LOOPED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_observed_site_has_its_log_likelihood(name: str) -> None:
+    case, joint, z = of_case(name)
+    trace = by_pyro(case, joint, z[0])[1]
+    trace.compute_log_prob()
+    found = joint.log_likelihoods(z)
+    for site, values in found.items():
+        node = trace.nodes[site]
+        assert_close(values[0].sum() * node["scale"], node["log_prob_sum"])
+    observed = {"two outcomes": {"y", "count"}, "a school's effect known": {"mu", "effect"}}
+    assert found.keys() >= observed.get(name, set())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_pyros_density(name: str) -> None:
+    case, joint, z = of_case(name)
+    z = z[0].requires_grad_()
+    (expected,) = torch.autograd.grad(by_pyro(case, joint, z)[0], z)
+    (gradient,) = torch.autograd.grad(joint.log_joint(z), z)
+    assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_draws_of_the_prior_are_in_the_support(name: str) -> None:
+    _, joint, z = of_case(name)
+    assert_close(joint.unconstrain(joint.constrain(z)), z, rtol=1e-6, atol=1e-6)
+    draws = joint.prior_draws(5, seed=3)
+    assert draws.shape == (5, joint.num_latents)
+    assert_close(draws, joint.prior_draws(5, seed=3))
+    values = joint.constrain(draws)
+    for site in joint.sites:
+        assert bool(site.support.check(values[site.name]).all())
+    assert joint.non_finite_terms(draws[0]) == []
+
+
+def test_prior_draws_have_the_moments_of_the_prior() -> None:
+    joint = Joint(eight_schools, (8, ERRORS, EFFECTS))
+    values = joint.constrain(joint.prior_draws(4_000))
+    assert abs(float(values["mu"].mean())) < 5 * 5 / math.sqrt(4_000)
+    assert abs(float((values["tau"] < 5.0).double().mean()) - 0.5) < 5 * 0.5 / math.sqrt(4_000)
+    z_scores = (values["theta"] - values["mu"][:, None]) / values["tau"][:, None]
+    assert abs(float(z_scores.mean())) < 5 / math.sqrt(8 * 4_000)
+
+
+def test_other_arguments_and_parameters_stand_in_for_the_first() -> None:
+    case, joint, z = of_case("module")
+    x, rents = case.args
+    others = x + 1.0, rents.flip(0)
+    moved = Joint(case.model, others)
+    assert_close(joint.log_joint(z, others), moved.log_joint(z))
+    bias = {"bias": torch.tensor(-2.0)}
+    expected = by_hand(z[0], x, rents, -2.0)
+    assert_close(joint.log_joint(z[0], params=bias), expected)
+    assert joint.params["bias"].requires_grad
+
+
+def by_hand(z: Tensor, x: Tensor, rents: Tensor, bias: float) -> Tensor:
+    likelihood: Tensor = dist.Normal(x @ z + bias, 0.5).log_prob(rents).sum()
+    prior: Tensor = dist.Normal(0.0, 1.0).log_prob(z).sum()
+    return likelihood + prior
+
+
+def test_a_program_is_the_joint_of_its_rows() -> None:
+    def regression(x: Tensor, y: Tensor | None = None) -> Any:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, 1), 1.0).to_event(2))
+        noise = pyro.sample("noise", dist.HalfNormal(1.0))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, noise).to_event(1), obs=y)
+
+    x, y = torch.randn(7, 2), torch.randn(7, 1)
+    program, joint = Program(regression, x, y), Joint(regression, (x, y))
+    z = program.prior_draws(4, x[:1])
+    assert_close(program.log_joint(z, Batch(x, y)), joint.log_joint(z))
+    value, gradient = potential_of(program)(z, x, y)
+    at = z.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(-joint.log_joint(at).sum(), at)
+    assert_close(value, -joint.log_joint(z))
+    assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("num_particles", [1, 3])
+def test_the_elbo_of_a_plain_model_is_that_of_its_joint(num_particles: int) -> None:
+    """Without a prior of a closed form it is the mean of log p(z, D) and the entropy of q."""
+
+    def model(times: Tensor, count: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Gamma(2.0, 3.0).expand([2]).to_event(1))
+        with pyro.plate("rows", 2):
+            pyro.sample("time", dist.Exponential(rate), obs=times)
+            pyro.sample("count", dist.Poisson(rate), obs=count)
+        pyro.factor("tied", -(rate[0] - rate[1]).square())
+
+    args = torch.tensor([0.4, 2.0]), torch.tensor([3.0, 1.0])
+    joint, guide = Joint(model, args), AutoNormal(model).double()
+    guide.setup(*args)
+    loc, scale = torch.tensor([0.3, -0.4]), torch.tensor([0.2, 0.5])
+    guide.move_to(loc)
+    guide.scale = scale
+    joint.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
+    noise = torch.randn(num_particles, 2, generator=torch.Generator().manual_seed(0))
+    params = {f"guide.{name}": value for name, value in guide.named_parameters()}
+    terms = elbo(joint, guide, params, noise)
+    z = loc + scale * noise
+    log_joint = torch.stack([by_pyro(Case(model, args), joint, row)[0] for row in z])
+    entropy = scale.log().sum() + 1 + math.log(2 * math.pi)
+    assert_close(-terms.loss(1.0), log_joint.mean() + entropy, rtol=1e-10, atol=0)
+    likelihood, _ = joint.log_densities(z)
+    assert_close(terms.expected_log_likelihood, likelihood.mean(), rtol=1e-10, atol=0)
+
+
+def test_names_of_a_network_mean_nothing() -> None:
+    """``f`` and ``y`` may be latent sites, in a plate ``"data"`` too, and ``x`` is no argument."""
+
+    def model(observed: Tensor) -> None:
+        f = pyro.sample("f", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            y = pyro.sample("y", dist.Normal(f, 1.0))
+            pyro.sample("obs", dist.Normal(y, 2.0), obs=observed)
+
+    observed = torch.tensor([1.0, 2.0, 3.0])
+    joint = Joint(model, (observed,))
+    assert [site.name for site in joint.sites] == ["f", "y"]
+    z = torch.tensor([0.3, -1.0, 0.0, 2.0])
+    expected = by_pyro(Case(model, (observed,)), joint, z)[0]
+    assert_close(joint.log_joint(z), expected)
+
+
+def test_a_model_without_arguments_or_observations() -> None:
+    joint = Joint(lambda: pyro.sample("a", dist.Gamma(2.0, 3.0)))
+    z = torch.tensor([0.5])
+    a = z.exp()
+    assert_close(joint.log_joint(z), dist.Gamma(2.0, 3.0).log_prob(a).sum() + 0.5)
+    assert_close(joint.log_joint(z, jacobian=False), dist.Gamma(2.0, 3.0).log_prob(a).sum())
+
+
+def test_arguments_that_a_model_writes_to_stay_as_they_are() -> None:
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("out", dist.Normal(w * x.add_(1.0).sum(), 1.0), obs=torch.tensor(0.5))
+
+    x = torch.ones(2)
+    joint = Joint(model, (x,))
+    first, second = (float(joint.log_joint(torch.tensor([0.2]))) for _ in range(2))
+    assert first == second
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_building_leaves_random_state_and_store() -> None:
+    pyro.get_param_store().clear()
+    before = torch.get_rng_state()
+
+    def model() -> None:
+        scale = pyro.param("scale", torch.tensor(2.0), constraint=constraints.positive)
+        pyro.sample("a", dist.Normal(0.0, scale))
+
+    joint = Joint(model)
+    joint.prior_draws(3)
+    assert torch.equal(before, torch.get_rng_state())
+    assert list(pyro.get_param_store().keys()) == []
+    assert_close(joint.params["scale"].detach(), torch.tensor(2.0).log())
+    expected = dist.Normal(0.0, 3.0).log_prob(torch.tensor(1.0))
+    assert_close(
+        joint.log_joint(torch.tensor([1.0]), params={"scale": torch.tensor(3.0).log()}), expected
+    )
+
+
+def test_non_finite_terms_name_observed_sites() -> None:
+    def model(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("rent", dist.Normal(0.0, w.exp()), obs=y)
+
+    joint = Joint(model, (torch.tensor(1.0),))
+    assert joint.non_finite_terms(torch.tensor([-2000.0])) == ["rent"]
+
+
+def discrete(_: Tensor) -> None:
+    pyro.sample("kind", dist.Categorical(torch.ones(2)))
+
+
+def of_another_site(_: Tensor) -> None:
+    high = pyro.sample("high", dist.Uniform(1.0, 2.0))
+    pyro.sample("within", dist.Uniform(0.0, high))
+
+
+def subsampled(x: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x), subsample_size=2) as rows:
+        pyro.sample("value", dist.Normal(w, 1.0), obs=x[rows])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (discrete, "the latent site 'kind' is discrete"),
+        (of_another_site, "the support of the latent site 'within' depends on another site"),
+        (subsampled, "the plate 'rows' takes 2 of its 5 rows at random"),
+        (lambda x: pyro.sample("x", dist.Normal(0.0, 1.0), obs=x[0]), "no latent sample site"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(model: Any, message: str) -> None:
+    with pytest.raises(SiteError, match=message):
+        Joint(model, (torch.zeros(5),))
