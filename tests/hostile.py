@@ -209,15 +209,15 @@ def with_document(content: bytes, change: Callable[[Any], Any]) -> bytes:
 
 
 def in_netcdf(content: bytes, rng: random.Random) -> bytes:
-    """A NetCDF file with an array left out, of other values or another shape, or other options."""
+    """A NetCDF file with an array left out, of other values or another shape, or another text."""
     buffer = io.BytesIO(content)
     with h5py.File(buffer, "r+") as file:
         kind = rng.choice(("options", "options", "leave out", "values", "shape", "group"))
-        group = file[rng.choice(list(file))]
+        group = file[rng.choice((*file, *["evaluation"] * 8))]
         name = rng.choice(list(group))
         if kind == "options":
-            options = with_other(json.loads(file.attrs["options"]), rng)
-            file.attrs["options"] = json.dumps(options)
+            attrs = file["evaluation"].attrs
+            attrs["document"] = json.dumps(with_other(json.loads(attrs["document"]), rng))
         elif kind == "group":
             del file[group.name]
         elif kind == "leave out":

@@ -28,6 +28,11 @@ ROOMS = (
     "__main__",
 )
 FLOOR = {room: floor for floor, room in enumerate(ROOMS)}
+IN_REPORT = (
+    *("evaluation", "verdicts", "tables", "comparison", "plots", "output", "compare", "saved"),
+    *("ladder", "splits", "beyond"),
+)
+"""Parts of the report, as rooms: numbers, what they say, how they are shown, what uses them."""
 MOST_IN_ROOT = 8  # modules
 MOST_IN_FILE, MOST_IN_CLASS, MOST_IN_FUNCTION = 400, 300, 60  # lines of code
 FAMILIES = ("priors", "likelihoods", "infer")
@@ -131,6 +136,21 @@ def upward(found: list[Arrow]) -> list[Arrow]:
         for arrow in found
         if room_of(arrow.source)
         and FLOOR.get(room_of(arrow.target), -1) > FLOOR.get(room_of(arrow.source), len(ROOMS))
+    ]
+
+
+def against_the_flow(found: list[Arrow]) -> list[Arrow]:
+    """The arrows within the report to a later part."""
+
+    def place(module: str) -> int | None:
+        part = [*module.split("."), "", ""][2]
+        return IN_REPORT.index(part) if room_of(module) == "report" and part else None
+
+    pairs = [(arrow, place(arrow.source), place(arrow.target)) for arrow in found]
+    return [
+        arrow
+        for arrow, source, target in pairs
+        if source is not None and target is not None and target > source
     ]
 
 

@@ -53,14 +53,6 @@ def targets(folder: Path) -> dict[str, Target]:
     return {target.name: target for target in make_targets(folder)}
 
 
-@pytest.fixture(scope="module")
-def report_tree(targets: dict[str, Target], folder: Path) -> Any:
-    """The tree of a report's file, which is read once."""
-    path = folder / "whole.nc"
-    path.write_bytes(targets["nuts.nc"].content)
-    return arviz_io.load_netcdf(path)
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Numbers of a damaged file may make NumPy and torch warn."""
@@ -584,9 +576,9 @@ def virtual(file: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (huge, "it declares more than 25[0-9] MiB, in a file of"),
-        (packed, "it declares more than 25[0-9] MiB, in a file of"),
-        (pieces, "it declares more than 25[0-9] MiB, in a file of"),
+        (huge, "it declares more than [23][0-9]{2} MiB, in a file of"),
+        (packed, "it declares more than [23][0-9]{2} MiB, in a file of"),
+        (pieces, "it declares more than [23][0-9]{2} MiB, in a file of"),
         (texts, r"it declares more than \d+ MiB, in a file of"),
         (packed_texts, "'/posterior/texts' holds text in pieces"),
         (large_piece, "'/posterior/piece' is in pieces of more than 256 MiB"),
@@ -630,75 +622,14 @@ def test_arrays_of_a_large_netcdf_file_fit_into_the_memory(
         arviz_io.load_netcdf(path)
 
 
-@pytest.mark.slow("a second or more")
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("predictions/f", np.ones((2, 6, 5)), r"predictions/f has shape|is damaged"),
-        ("predictions/y", np.ones((2, 6, 5, 9)), "is damaged"),
-        ("log_likelihood/y", np.full((2, 6, 19), b"x"), "is damaged|truncated"),
-        ("test_data/y", np.ones((5, 1), dtype=bool), "its y are not numbers"),
-    ],
-)
-def test_report_files_of_wrong_arrays(
-    name: str, value: Any, reason: str, report_tree: Any, tmp_path: Path
+def test_a_report_file_of_another_version_on_disk(
+    targets: dict[str, Target], tmp_path: Path
 ) -> None:
-    path, tree = tmp_path / "nuts.nc", report_tree.copy(deep=True)
-    group, variable = name.split("/")
-    data = tree[group].to_dataset().drop_vars(variable)
-    names = [f"own_{axis}" for axis in range(value.ndim)]
-    if value.shape[:2] == (2, 6):
-        names[:2] = ["chain", "draw"]
-    tree[group] = data.assign({variable: (names, value)})
-    arviz_io.save_netcdf(tree, path)
-    with pytest.raises(FileFormatError, match=reason):
-        read_all([path])
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"seed": "x"}, "seed is a str"),
-        ({"draws_seed": 2**70}, "draws_seed is 1180591620717411303424"),
-        ({"elbo_kind": "x"}, "elbo_kind is 'x'"),
-        ({"compared": [1]}, "compared is a int"),
-        ({"options": {"schedule": "cosine", "num_steps": 10**13}}, "num_steps is 10000000000000"),
-        ({"model": {}, "data": {"name": 3, "index": 0, "note": ""}}, "name is a int"),
-        ({"wall_time": None}, "wall_time is a NoneType"),
-        ({"threads": 0}, "threads is 0"),
-        ({"processes": True}, "processes is a bool"),
-    ],
-)
-def test_report_files_of_wrong_options(
-    change: dict[str, Any],
-    reason: str,
-    report_tree: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tree = report_tree.copy(deep=True)
-    tree.attrs["options"] = json.dumps({**json.loads(tree.attrs["options"]), **change})
-    monkeypatch.setattr(arviz_io, "load_netcdf", lambda path: tree)
-    with pytest.raises(FileFormatError, match=reason):
-        read_all([tmp_path / "nuts.nc"])
-
-
-def test_a_report_file_of_wrong_options_on_disk(targets: dict[str, Target], tmp_path: Path) -> None:
     path = tmp_path / "nuts.nc"
     path.write_bytes(targets["nuts.nc"].content)
     with h5py.File(path, "r+") as file:
-        options = json.loads(file.attrs["options"])
-        file.attrs["options"] = json.dumps({**options, "format_version": 99})
+        group = file["evaluation"]
+        document = json.loads(group.attrs["document"])
+        group.attrs["document"] = json.dumps({**document, "version": 99})
     with pytest.raises(FileFormatError, match="has format version 99"):
         read_all([path])
-
-
-@pytest.mark.slow("a second or more")
-def test_whole_numbers_are_targets_too(report_tree: Any, tmp_path: Path) -> None:
-    path, tree = tmp_path / "nuts.nc", report_tree.copy(deep=True)
-    for group in ("observed_data", "test_data"):
-        data = tree[group].to_dataset()
-        tree[group] = data.assign(y=(data["y"].dims, np.ones(data["y"].shape, dtype=np.int32)))
-    arviz_io.save_netcdf(tree, path)
-    (found,) = read_all([path]).values()
-    assert found.split.test.y.dtype == torch.float64

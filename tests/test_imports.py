@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from tests import house
-from tests.house import MOST_IN_ROOT, ROOMS, ROOT, arrows, circles, in_root, python_files, upward
+from tests.house import (
+    MOST_IN_ROOT,
+    ROOMS,
+    ROOT,
+    against_the_flow,
+    arrows,
+    circles,
+    in_root,
+    python_files,
+    upward,
+)
 from tests.house import code_lines as lines_of_code
 
 PACKAGE = ROOT / "pyro_bnn"
@@ -220,6 +230,20 @@ def test_vague_names_of_attributes_are_found(tmp_path: Path) -> None:
 def test_imports_point_one_way() -> None:
     assert [*map(str, upward(arrows(PACKAGE)))] == []
     assert through_the_lazy_package(PACKAGE) == []
+
+
+def test_the_report_flows_one_way() -> None:
+    assert [*map(str, against_the_flow(arrows(PACKAGE)))] == []
+
+
+def test_a_report_that_flows_back_is_found(tmp_path: Path) -> None:
+    files = {
+        "report/evaluation/a.py": "from tiny.report.verdicts import b",
+        "report/verdicts/b.py": "from tiny.report.evaluation import c",
+        "report/evaluation/c.py": "",
+    }
+    (arrow,) = against_the_flow(arrows(write_tree(tmp_path, files)))
+    assert arrow.source == "tiny.report.evaluation.a"
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +25,6 @@ from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError, Site
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
 from pyro_bnn.posterior.arviz_groups import _prior_groups
 from pyro_bnn.program import Program
-from pyro_bnn.report.saved.file_posterior import FilePosterior
 from tests.guides.exact import at, exact_posterior, multivariate_normal, stored_posterior
 from tests.laws import assert_mean
 from tests.oracle import LinearModel, design, linear_gaussian, log_normal, with_answers
@@ -113,8 +111,6 @@ def test_by_default_a_draw_of_every_chain_is_used() -> None:
     posterior = stored_posterior(oracle, num_draws=2, num_chains=1_001)
     assert posterior.unconstrained(group_by_chain=True).shape == (1_001, 1, 4)
     assert posterior.predict(oracle.x).function_draws.shape == (1_001, 20, 1)
-    of_file = SimpleNamespace(num_chains=1_001, _num_draws=2, num_stored_draws=2_002)
-    assert len(FilePosterior.chosen(cast(Any, of_file), None, 0)) == 1
     data = Dataset(oracle.x, oracle.y)
     prior = _prior_groups(posterior, data, data.x[:8], 0, memory.GIB)["prior"]
     assert prior["f"].shape == (1, 200, 8, 1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.verdict_rates._rate import Rate
 from pyro_bnn.diagnostics.probes import probe_rows
-from pyro_bnn.report.evaluation.evaluate import AgainstReference, against
+from pyro_bnn.report.evaluation.against import AgainstReference, against
 from pyro_bnn.report.verdicts.spread_verdicts import (
     FLOORS,
     MEAN_SHIFT_THRESHOLD,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
@@ -13,7 +14,6 @@ from pyro_bnn.arviz_io.statistics import _variables, ess, khat_limit, psis
 from pyro_bnn.errors import DataError, ShapeError, SiteError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from xarray import DataTree
 
 

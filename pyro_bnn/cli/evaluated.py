@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.data import Split
+from pyro_bnn.infer.engine import Engine
 from pyro_bnn.posterior.posterior import NUM_SAMPLES, Posterior
 from pyro_bnn.report.compare import Alone, common_draws, evaluate_alone
 
 
-class Expected(NamedTuple):
-    """What the options of an engine tell of the draws of its posterior.
-
-    Attributes:
-        num_chains: Chains, or members that sample.
-        num_stored_draws: Draws of all of them; None where a guide gives any number.
-        num_atoms: Members of an ensemble that do not sample.
-    """
-
-    num_chains: int = 1
-    num_stored_draws: int | None = None
-    num_atoms: int | None = None
-
-    @classmethod
-    def of(cls, engine: Any) -> Expected:
-        """That of an engine, or of the engine within it."""
-        engine = getattr(engine, "engine", engine)
-        members = getattr(engine, "num_members", None)
-        chains, of_each = (getattr(engine, n, None) for n in ("num_chains", "num_samples"))
-        chains = chains or members or 1
-        if of_each is None:
-            return cls(num_atoms=members)
-        return cls(chains, chains * of_each)
-
-
-def expected_draws(engines: Iterable[Any]) -> int:
+def expected_draws(engines: Iterable[Engine[Any]]) -> int:
     """How many draws the posteriors of engines have in common, as far as options tell.
 
     Example:
@@ -44,12 +20,11 @@ def expected_draws(engines: Iterable[Any]) -> int:
         >>> expected_draws([SVI(guides.AutoNormal), NUTS(num_chains=3, num_samples=200)])
         600
     """
-    expected: list[Any] = [Expected.of(engine) for engine in engines]
-    return common_draws(expected, NUM_SAMPLES)
+    return common_draws([engine.draw_counts for engine in engines], NUM_SAMPLES)
 
 
 def evaluate_now(
-    engines: Mapping[str, Any],
+    engines: Mapping[str, Engine[Any]],
     name: str,
     posterior: Posterior,
     rows: Split,

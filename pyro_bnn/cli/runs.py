@@ -39,8 +39,8 @@ from pyro_bnn.report import (
     reference,
 )
 from pyro_bnn.report.compare import Alone, compare_all
+from pyro_bnn.report.evaluation.saved import SavedEvaluation, tree_of
 from pyro_bnn.report.output.names import file_names
-from pyro_bnn.report.output.netcdf import Compared, tree_of
 
 T = TypeVar("T")
 UNKEPT = "its fit ended, but no folder could be written to for it; a note says why"
@@ -382,11 +382,15 @@ class OneRun:
     def save_beside(self, comparison: Comparison, out: Path) -> None:
         """Save a comparison; processes write the draws of fits that are on disk meanwhile."""
         plan, paths = self.plan, self.ended.paths
-        compared, files = Compared.by(comparison), comparison.draws_files(made_folder(out))
+        files = comparison.draws_files(made_folder(out))
         beside = [name for name in files if name in paths and name in plan.engines]
         with side_by_side.processes(self.num_processes, torch.get_num_threads()) as pool:
             begun = {
-                name: pool.submit(_write_draws, plan, name, paths[name], compared, files[name])
+                name: pool.submit(
+                    partial(_write_draws, plan, comparison.saved(name), comparison.split),
+                    paths[name],
+                    files[name],
+                )
                 for name in beside
             }
 
@@ -420,9 +424,11 @@ def _write(contents: bytes, path: Path) -> None:
         partial.write_bytes(contents)
 
 
-def _write_draws(plan: RunPlan, name: str, saved: Path, compared: Compared, path: Path) -> None:
-    posterior = Posterior.load(saved, plan.models(compared.split, compared.seed)[name])
-    save_netcdf(tree_of(name, posterior, compared), path, follow=False)
+def _write_draws(
+    plan: RunPlan, saved: SavedEvaluation, split: Split, fit: Path, path: Path
+) -> None:
+    posterior = Posterior.load(fit, plan.models(split, saved.seed)[saved.entry.name])
+    save_netcdf(tree_of(saved, posterior, split), path, follow=False)
 
 
 def _fit_one(
@@ -443,7 +449,7 @@ def _fit_one(
         if name not in ended.paths:
             return UNKEPT
         alone = evaluate_now(plan.engines, name, posteriors[name], rows, seed, say)
-    return EndedFit(ended.paths[name], alone.without_posterior())
+    return EndedFit(ended.paths[name], alone)
 
 
 def _fit_one_elsewhere(

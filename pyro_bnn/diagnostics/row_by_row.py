@@ -39,7 +39,7 @@ class RowByRow:
     """
 
     values: Float[np.ndarray, " M"]
-    without: tuple[Float[np.ndarray, "B M"], ...]
+    without: tuple[Float[np.ndarray, "_ M"], ...]
 
     @property
     def value(self) -> float:

@@ -39,6 +39,20 @@ class Start(NamedTuple):
     make: Callable[[Checkpoint], Run[Any]]
 
 
+class DrawCounts(NamedTuple):
+    """How many draws a posterior has, as its engine knows before the run.
+
+    Attributes:
+        num_chains: Chains, or members that sample.
+        num_stored_draws: Draws of all of them; None where there is no end of draws.
+        num_atoms: Members of an ensemble that do not sample.
+    """
+
+    num_chains: int = 1
+    num_stored_draws: int | None = None
+    num_atoms: int | None = None
+
+
 class Engine(ABC, Generic[P]):
     """Base of the engines: frozen dataclasses of options, which make a run of a problem.
 
@@ -66,6 +80,11 @@ class Engine(ABC, Generic[P]):
         """Get a run of these options ready: check model and options, find where it starts."""
 
     # What it declares of its posteriors
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """How many draws its posterior will have, as far as the options say."""
+        return DrawCounts()
 
     @classmethod
     def family(cls, options: Mapping[str, Any]) -> str | None:  # noqa: ARG003

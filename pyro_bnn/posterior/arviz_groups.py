@@ -82,7 +82,7 @@ def arviz_tree(
         "num_data": posterior.program.num_data,
         "task": task,
         "model": _model(posterior.program, whole),
-        "params": {name: _digest(value) for name, value in posterior.params.items()},
+        "params": {name: digest(value) for name, value in posterior.params.items()},
     }
     return tree_of(posterior, groups, train, test, seed, facts)
 
@@ -377,7 +377,7 @@ def _steps(count: int) -> Tensor:
     return torch.arange(1, count + 1, dtype=torch.float64)
 
 
-def _digest(values: Tensor) -> str:
+def digest(values: Tensor) -> str:
     """SHA-256 of point estimates: whether two posteriors hold the same, without storing them."""
     array = np.ascontiguousarray(values.detach().double().cpu().numpy())
     return hashlib.sha256(f"{array.shape}".encode() + array.tobytes()).hexdigest()

@@ -471,7 +471,7 @@ class Posterior(ABC):
         ``log_likelihood_predictions``; ``sample_stats`` (for an approximation ``log_p`` and
         ``log_q``), ``optimization``, ``prior``, ``prior_predictive``. Beside y and f,
         ``predictions`` has the mean and variance of y, or the class probabilities, given each draw;
-        with these ``pyro_bnn.report.compare_files`` makes the report from saved trees alone.
+        a file of ``Comparison.save`` holds them beside the evaluation that reports are made of.
         Under a flat prior there is no group of the prior.
 
         Inputs, classes and several targets have their names as coordinates where they are known. x

@@ -3,7 +3,7 @@
 from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.report.beyond.trust import Trust, trust
 from pyro_bnn.report.compare import Comparison, compare
-from pyro_bnn.report.ladder.account import Account, account
+from pyro_bnn.report.evaluation.account import Account, account
 from pyro_bnn.report.ladder.reference import reference
 from pyro_bnn.report.saved.compare_files import compare_files
 from pyro_bnn.report.splits.compare_runs import RepeatedComparison, compare_runs

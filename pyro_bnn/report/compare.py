@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
-from pyro_bnn.report.evaluation.comparison import Evaluations
-from pyro_bnn.report.evaluation.evaluate import (
-    Evaluation,
-    evaluate,
+from pyro_bnn.report.comparison import Evaluations
+from pyro_bnn.report.evaluation.distances import (
+    as_reference,
+    at_probes,
     reference_draws,
     with_distances,
 )
+from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate
+from pyro_bnn.report.evaluation.fit_record import ModelRecord, record_of
+from pyro_bnn.report.evaluation.saved import SavedEvaluation, tree_of
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names, tutorial_from, warn_of_others
-from pyro_bnn.report.saved.file_posterior import FilePosterior
-from pyro_bnn.report.tables.target_tables import target_table
-from pyro_bnn.report.tables.text import text_summary
+from pyro_bnn.report.output.target_tables import target_table
+from pyro_bnn.report.output.text import text_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,12 +49,6 @@ class Alone(NamedTuple):
     entry: Evaluation | None
     why: str = ""
 
-    def without_posterior(self) -> Alone:
-        """The numbers, for a process that loads the posterior itself."""
-        nothing: Any = None
-        entry = self.entry and dataclasses.replace(self.entry, posterior=nothing)
-        return self._replace(entry=entry)
-
 
 class Comparison(Evaluations):
     """Posteriors compared on one split; made by `compare`.
@@ -61,14 +56,14 @@ class Comparison(Evaluations):
     Printing it gives a summary for the terminal.
 
     Attributes:
-        posteriors: The posteriors by name, in the order given.
+        evaluations: All numbers by method, in the order given.
+        posteriors: The posteriors themselves by name; none of files, which hold evaluations.
         split: The data they are compared on.
         reference: Name of the reference, or None.
         num_draws: Draws of the function behind the scores of every method but point estimates.
         seed: Seed of all draws.
         probes: Rows off the data where spreads are compared too; None without a reference, and
             where there are none.
-        evaluations: All numbers by method.
         lost: Why further methods have none, by name.
         ranking: Methods by held-out log score, best first.
         models: The models that the methods answer under, each with its label and its methods.
@@ -142,16 +137,27 @@ class Comparison(Evaluations):
         return self.save_with(folder, command, self.write_draws if with_draws else None)
 
     def draws_files(self, folder: Path) -> dict[str, Path]:
-        """The NetCDF file of each method in a folder."""
+        """The NetCDF file of each method in a folder; none of files, which have theirs."""
         return {name: folder / f"{stem}.nc" for name, stem in file_names(self.posteriors).items()}
 
     def write_draws(self, name: str, path: Path) -> None:
-        """Writes the NetCDF file of one method."""
+        """Writes the NetCDF file of one method: draws of its posterior, and its evaluation."""
         from pyro_bnn import arviz_io
-        from pyro_bnn.report.output.netcdf import Compared, tree_of
 
-        tree = tree_of(name, self.posteriors[name], Compared.by(self))
+        tree = tree_of(self.saved(name), self.posteriors[name], self.split)
         arviz_io.save_netcdf(tree, path, follow=False)
+
+    def saved(self, name: str) -> SavedEvaluation:
+        """What the file of one method has beside its draws."""
+        return SavedEvaluation(
+            entry=self.evaluations[name],
+            split=self.rows,
+            compared=tuple(self.evaluations),
+            num_draws=self.num_draws,
+            seed=self.seed,
+            reference=self.reference,
+            probes=self.probes,
+        )
 
     def save_with(
         self, folder: str | Path, command: str, write_draws: Callable[[str, Path], object] | None
@@ -262,8 +268,8 @@ def compare_all(
             f"num_samples is {num_samples}, of which all posteriors have {num_draws} in common: "
             "one draw does not tell a spread from a point estimate; take at least 2"
         )
-    probes, why = (None, "") if reference is None else find_probes(posteriors, split)
-    judge = None
+    probes, why = (None, "") if reference is None else find_probes(split)
+    judge, models = None, dict[Any, ModelRecord]()
     evaluations: dict[str, Evaluation] = {}
     # the reference first: the others are measured against it
     for name in sorted(posteriors, key=lambda name: name != reference):
@@ -275,33 +281,31 @@ def compare_all(
         if own.entry is None:
             lost[name] = own.why
             continue
-        entry = dataclasses.replace(own.entry, posterior=posterior)
+        entry = own.entry.of_model(record_of(posterior.model, models))
         try:
-            if judge is not None:
-                entry = with_distances(entry, judge, split, num_draws=num_draws, seed=seed)
-            elif name == reference and entry.held_out.has_mean:
-                judge = reference_draws(
-                    posterior, split, num_draws=num_draws, seed=seed, probes=probes
-                )
+            if name == reference:
+                entry = as_reference(entry, why)
+                if entry.held_out.has_mean:
+                    judge = reference_draws(
+                        entry, posterior, split, num_draws=num_draws, seed=seed, probes=probes
+                    )
+            if judge is not None and probes is not None:
+                entry = at_probes(entry, posterior, split.test.x.new_tensor(probes.x), seed)
+            if judge is not None and name != reference:
+                entry = with_distances(entry, judge, split, num_draws)
         except Exception as error:
             lost[name] = _why(error, reason_of)
             continue
         evaluations[name] = entry
-        if name == reference and entry.held_out.has_mean:
-            note = f"not compared with others off the data: {why}" if probes is None else ""
-        elif name == reference:
-            note = "no distances to it: its spread has no finite mean or sd"
-        if name == reference and note:
-            evaluations[name] = dataclasses.replace(entry, notes=(*entry.notes, note))
     if not evaluations:
         raise DivergenceError("; ".join(f"{name}: {reason}" for name, reason in lost.items()))
     return Comparison(
-        {name: own for name, own in posteriors.items() if name in evaluations},
+        {name: evaluations[name] for name in posteriors if name in evaluations},
         split,
         reference=reference if reference in evaluations else None,
         num_draws=num_draws,
         seed=seed,
-        evaluations={name: evaluations[name] for name in posteriors if name in evaluations},
+        posteriors={name: own for name, own in posteriors.items() if name in evaluations},
         probes=probes,
         lost=lost,
     )
@@ -340,7 +344,23 @@ def check_names(names: Iterable[object]) -> None:
         raise OptionError(f"the name of a posterior is text, not {wrong[0]!r}: take '{wrong[0]}'")
 
 
-def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:
+class HasDrawCounts(Protocol):
+    """A posterior, or what an engine knows of the draws of one."""
+
+    @property
+    def num_chains(self) -> int:
+        """Chains C."""
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Stored draws over all chains; None if there is no end of them."""
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number of functions that all draws are of; None where each draw is its own."""
+
+
+def common_draws(posteriors: Iterable[HasDrawCounts], num_samples: int) -> int:
     """Largest number of draws up to ``num_samples`` that every posterior can give.
 
     Chains give equally many, and atoms have equal weights where draws are as many of each: it is a
@@ -357,17 +377,8 @@ def common_draws(posteriors: Iterable[PosteriorLike], num_samples: int) -> int:
     return count
 
 
-def find_probes(posteriors: Mapping[str, PosteriorLike], split: Split) -> tuple[Probes | None, str]:
-    """Rows off the data where all posteriors predict, or why there are none.
-
-    Files hold predictions at the probes of the comparison that wrote them, and at no others.
-    """
-    files = [one for one in posteriors.values() if isinstance(one, FilePosterior)]
-    if files:
-        first = files[0].probes
-        if first is None or not all(one.has_probes(first.x) for one in files):
-            return None, "not all files hold predictions at the same probes"
-        return first, ""
+def find_probes(split: Split) -> tuple[Probes | None, str]:
+    """Rows off the data, or why there are none."""
     x = split.train.x
     if x.ndim != 2 or not x.is_floating_point():
         return None, f"inputs of shape {list(x.shape)} and type {x.dtype} are no table of numbers"

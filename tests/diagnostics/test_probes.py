@@ -106,7 +106,7 @@ def test_indices_of_groups_are_looked_up_at_all_probes() -> None:
     x = np.stack([rng.normal(size=90) * 7 + 1e3, groups], 1)
     split = from_arrays(x, rng.normal(size=90))
     assert_array_equal(whole_columns(split.train), [False, True])
-    probes, _ = find_probes({}, split)
+    probes, _ = find_probes(split)
     assert probes is not None
     assert split.train.inputs is not None
     raw = split.train.inputs.inverse(torch.tensor(probes.x))[:, 1]

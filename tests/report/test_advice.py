@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_bnn import arviz_io, guides, infer, likelihoods, models, registry
+from pyro_bnn import guides, infer, likelihoods, models, registry
 from pyro_bnn.data import Split, from_arrays
 from pyro_bnn.errors import FileFormatError
 from pyro_bnn.guides import Guide
@@ -360,7 +360,7 @@ def test_what_is_declared_is_in_the_files(tmp_path: Path) -> None:
     assert again.nature == told.nature == nature_of(told)
     assert again.nature is not None
     assert again.nature.remedies["divergent"] == "raise sweeps"
-    arviz_io.save_netcdf(told.to_arviz(split.train, split.test), tmp_path / "it.nc")
+    compare({"it": told}, split).write_draws("it", tmp_path / "it.nc")
     findings = compare_files({"it": tmp_path / "it.nc"}).findings
     (text,) = [f.text for f in findings if f.kind == "divergences"]
     assert text.endswith("raise sweeps.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from pyro_bnn import (
 from pyro_bnn.guides.low_rank_precision import AutoLowRankPrecision
 from pyro_bnn.registry import entries
 from pyro_bnn.report import compare
+from pyro_bnn.report.evaluation.fit_record import FitRecord
 from pyro_bnn.report.verdicts.containment import contains, family_of, special_cases
 from tests.guides.exact import moments
 from tests.laws import made, problem
@@ -89,7 +89,7 @@ def test_an_engine_that_makes_a_guide_says_which(name: str) -> None:
     oracle = linear_gaussian()
     model = models.LinearRegression(3, likelihood=likelihoods.Normal(0.5)).double()
     posterior = OF_A_GUIDE[name].run(model, (oracle.x, oracle.y), progress=False)
-    assert family_of(posterior) == type(posterior.guide).__name__
+    assert family_of(FitRecord.of(posterior)) == type(posterior.guide).__name__
 
 
 def test_every_method_has_a_family_or_a_reason_not_to() -> None:
@@ -183,10 +183,11 @@ def test_a_guide_contains_what_engines_find_in_its_family(
 ) -> None:
     fitted = LinearPosterior(SPLIT, guide)
     found = LinearPosterior(SPLIT, engine, engine, options=options)
-    assert contains(fitted, found) is expected
-    assert not contains(found, fitted)  # whatever an engine with a bias ends at is no fault of it
-    assert contains(fitted, dataclasses.replace(fitted))  # another fit of the same guide
-    assert not contains(found, dataclasses.replace(found))
+    own, other = FitRecord.of(fitted), FitRecord.of(found)
+    assert contains(own, other) is expected
+    assert not contains(other, own)  # whatever an engine with a bias ends at is no fault of it
+    assert contains(own, FitRecord.of(fitted))  # another fit of the same guide
+    assert not contains(other, FitRecord.of(found))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,9 @@ def test_a_guide_contains_what_engines_find_in_its_family(
 def test_a_guide_contains_an_engines_find_of_its_size_alone(
     guide: str, own: dict[str, Any], engine: str, options: dict[str, Any], expected: bool
 ) -> None:
-    fitted = LinearPosterior(SPLIT, guide, options=own)
-    assert contains(fitted, LinearPosterior(SPLIT, engine, engine, options=options)) is expected
+    fitted = FitRecord.of(LinearPosterior(SPLIT, guide, options=own))
+    found = FitRecord.of(LinearPosterior(SPLIT, engine, engine, options=options))
+    assert contains(fitted, found) is expected
 
 
 def test_of_several_special_cases_the_best_is_named() -> None:

@@ -7,21 +7,18 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from pyro_bnn.report import compare
-from pyro_bnn.report.evaluation.evaluate import (
-    Evaluation,
-    evaluate,
-    reference_draws,
-    with_distances,
-)
+from pyro_bnn.report.evaluation.distances import reference_draws, with_distances
+from pyro_bnn.report.evaluation.evaluate import Evaluation, evaluate
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
 
 def _against_exact(posterior: LinearPosterior) -> Evaluation:
     reference = LinearPosterior(posterior.split, "NUTS", stored=2_000, num_chains=4)
-    draws = reference_draws(reference, posterior.split, num_draws=2_000, seed=0)
+    own = evaluate("reference", reference, posterior.split, num_draws=2_000, seed=0)
+    draws = reference_draws(own, reference, posterior.split, num_draws=2_000, seed=0)
     assert draws.rows.shape[:2] == (4, 500)
     alone = evaluate("it", posterior, posterior.split, num_draws=1_000, seed=0)
-    return with_distances(alone, draws, posterior.split, num_draws=1_000, seed=0)
+    return with_distances(alone, draws, posterior.split, 1_000)
 
 
 def test_the_sd_ratio_of_a_scaled_posterior_is_its_scale() -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from pyro_bnn.errors import UnknownNameError
 from pyro_bnn.report import Comparison
-from pyro_bnn.report.evaluation.comparison import Evaluations
+from pyro_bnn.report.comparison import Evaluations
 from pyro_bnn.report.plots.figures import PLOTS, Figures
 from pyro_bnn.report.plots.panels import DrawnFigure
 

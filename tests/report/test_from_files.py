@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,30 +13,29 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
 
 from pyro_bnn import arviz_io, guides
 from pyro_bnn.data import Split, from_arrays
-from pyro_bnn.errors import DataError, FileFormatError, OptionError, SiteError, UnknownNameError
+from pyro_bnn.errors import DataError, FileFormatError, OptionError, UnknownNameError
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.likelihoods import Categorical
 from pyro_bnn.models import MLP, Rank1MLP
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare, compare_files
-from pyro_bnn.report.output.names import file_names
-from pyro_bnn.report.output.netcdf import Compared, tree_of
+from pyro_bnn.report.evaluation.saved import GROUP, read, tree_of
 from pyro_bnn.report.plots.figures import PLOTS
-from pyro_bnn.report.saved.compare_files import named_files, read_all
-from pyro_bnn.report.saved.file_posterior import FilePosterior, read
+from pyro_bnn.report.saved.compare_files import named_files
 from tests.conftest import trees_in_memory
 
 pytestmark = pytest.mark.slow("whole comparisons, saved and read")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from xarray import DataTree
+
+    from pyro_bnn.posterior.protocol import PosteriorLike
 
 to_files = arviz_io.save_netcdf
 SAMPLER = NUTS(num_chains=2, warmup_steps=20, num_samples=60, max_tree_depth=2)
@@ -111,25 +111,24 @@ def save_files(
 ) -> Path:
     """The NetCDF files of ``Comparison.save`` alone: a page takes longer than all else here."""
     save = save or arviz_io.save_netcdf
-    for name, stem in file_names(comparison.posteriors).items():
-        tree = tree_of(name, comparison.posteriors[name], Compared.by(comparison))
-        save(tree, folder / f"{stem}.nc")
+    for name, posterior in comparison.posteriors.items():
+        tree = tree_of(comparison.saved(name), posterior, comparison.split)
+        save(tree, comparison.draws_files(folder)[name])
     return folder
 
 
-@pytest.fixture(scope="module")
-def files(folder: Path) -> dict[str, FilePosterior]:
-    return read_all(sorted(folder.glob("*.nc")))
+def saved(
+    posteriors: Mapping[str, PosteriorLike], split: Split, folder: Path, **how: Any
+) -> list[Path]:
+    """Files of a comparison."""
+    comparison = compare(posteriors, split, **how)
+    save_files(comparison, folder)
+    return list(comparison.draws_files(folder).values())
 
 
 def same_tables(found: pd.DataFrame, expected: pd.DataFrame) -> None:
-    assert list(found.columns) == list(expected.columns)
-    assert list(found.index) == list(expected.index)
-    for name in expected.columns:
-        if expected[name].dtype.kind in "fi":
-            assert_allclose(found[name], expected[name], rtol=1e-6, atol=0, err_msg=name)
-        else:
-            assert_array_equal(found[name], expected[name], err_msg=name)
+    """Whether all numbers are the same to the last digit."""
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
 # --- the numbers of the comparison that wrote the files ------------------------------------------
@@ -174,50 +173,52 @@ def test_models_have_their_numbers_in_whatever_order_the_files_are_given(
     )
     same_tables(in_order.table, comparison.table)
     assert in_order.verdicts == comparison.verdicts
-    assert list(by_name.posteriors) == ["Z", "A", "M"]
+    assert list(by_name.evaluations) == ["Z", "A", "M"]
     # of two comparisons, or one of them twice: as given
     seeds = compare({"z": own, "a": other}, split, num_samples=50, seed=1)
     (tmp_path / "seed").mkdir()
     save_files(seeds, tmp_path / "seed")
     mixed = [tmp_path / "a.nc", tmp_path / "seed" / "z.nc"]
-    assert list(compare_files(mixed).posteriors) == ["a", "z"]
+    assert list(compare_files(mixed).evaluations) == ["a", "z"]
     twice = {"second": tmp_path / "a.nc", "first": tmp_path / "a.nc", "third": tmp_path / "z.nc"}
-    assert list(compare_files(twice).posteriors) == ["second", "first", "third"]
+    assert list(compare_files(twice).evaluations) == ["second", "first", "third"]
 
 
-def test_a_report_can_be_saved_and_read_again(
+def test_a_report_is_saved_without_the_draws_which_its_files_have(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in set(PLOTS) - {"ranks", "reference"}:  # of the page's many figures
         monkeypatch.delitem(PLOTS, name)
-    monkeypatch.setattr(arviz_io, "save_netcdf", to_files)
-    once = compare_files(sorted(folder.glob("*.nc")))
-    once.save(tmp_path, command="pyro-bnn report")
+    compare_files(sorted(folder.glob("*.nc"))).save(tmp_path, command="pyro-bnn report")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "pyro-bnn report" in page
     assert "figure-ranks" in page
-    same_tables(compare_files(sorted(tmp_path.glob("*.nc"))).table, once.table)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "index.html",
+        "table.csv",
+        "verdicts.json",
+    ]
 
 
-def test_trees_that_users_write_themselves(regression: Comparison, tmp_path: Path) -> None:
-    split = regression.split
-    for name in ("mean-field", "MAP"):
-        tree = regression.posteriors[name].to_arviz(split.train, split.test, 60, seed=4)
-        tree.to_netcdf(tmp_path / f"{name}.nc")
-    again = compare_files([tmp_path / "mean-field.nc", tmp_path / "MAP.nc"])
-    assert set(again.posteriors) == {"AutoNormal", "AutoDelta"}
-    assert again.split.name == "rows of mean-field.nc"
-    assert again.reference is None
-    expected = compare(
-        {
-            "AutoNormal": regression.posteriors["mean-field"],
-            "AutoDelta": regression.posteriors["MAP"],
-        },
-        split,
-        num_samples=60,
-        seed=4,
-    )
-    same_tables(again.table, expected.table)
+def test_nothing_is_evaluated_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        ("evaluate", "held_out"),
+        ("evaluate", "fit_checks"),
+        ("against", "sd_ratio"),
+    ):
+        monkeypatch.delattr(f"pyro_bnn.report.evaluation.{module}.{name}")
+    assert compare_files(sorted(folder.glob("*.nc"))).reference == "NUTS"
+
+
+def test_trees_without_an_evaluation_are_refused_with_the_way_out(
+    regression: Comparison, tmp_path: Path
+) -> None:
+    split, posterior = regression.split, regression.posteriors["mean-field"]
+    path = tmp_path / "mine.nc"
+    posterior.to_arviz(split.train, split.test, 60, seed=4).to_netcdf(path)
+    way_out = "bnn.compare({'AutoNormal': posterior}, split).save(folder)"
+    with pytest.raises(FileFormatError, match=f"no evaluation.*{re.escape(way_out)}"):
+        compare_files([path])
 
 
 def test_files_keep_each_target_by_its_name_and_the_functions_of_an_ensemble(
@@ -244,63 +245,39 @@ def test_files_keep_each_target_by_its_name_and_the_functions_of_an_ensemble(
     again = compare_files(sorted(save_files(comparison, tmp_path).glob("*.nc")))
     same_tables(again.table, comparison.table)
     assert list(dict.fromkeys(again.targets.index.get_level_values(0))) == ["mass", "length"]
-    assert_allclose(again.targets, comparison.targets.loc[again.targets.index], rtol=1e-6)
+    pd.testing.assert_frame_equal(again.targets, comparison.targets, check_exact=True)
     assert np.isfinite(again.targets.to_numpy()).all()
     text = again.summary()
     assert "Target mass" in text
     assert "Target length" in text
 
 
-def test_fewer_draws_and_another_seed(regression: Comparison, folder: Path) -> None:
-    again = compare_files([folder / "nuts.nc"], num_samples=40, seed=8)
-    expected = compare(
-        {"NUTS": regression.posteriors["NUTS"]}, regression.split, num_samples=40, seed=8
-    )
-    assert again.num_draws == 40
-    for name in ("log_score", "rmse", "gaussian_log_score", "rhat", "loo"):  # not of draws of y
-        assert_allclose(again.table[name], expected.table[name], rtol=1e-6)
+def test_files_of_other_draws_are_ranked_and_it_is_said(
+    regression: Comparison, folder: Path, tmp_path: Path
+) -> None:
+    own = {"other": regression.posteriors["NUTS"]}
+    expected = compare(own, regression.split, num_samples=40, seed=8)
+    save_files(expected, tmp_path)
+    again = compare_files([folder / "mean-field.nc", tmp_path / "other.nc"])
+    assert again.table["draws"].to_dict() == {"mean-field": 100, "other": 40}
+    assert again.table.loc["other", "log_score"] == expected.table.loc["other", "log_score"]
+    assert "scored with 40 and 100 draws" in again.split.note
 
 
 def test_precisions_of_one_split_are_compared(folder: Path, tmp_path: Path) -> None:
     split = numbers_split().to(dtype=torch.float64)
     model = MLP(2, hidden=(3,)).double()
     posterior = SVI(guides.AutoNormal, num_steps=5).run(model, split.train, progress=False)
-    tree = posterior.to_arviz(split.train, split.test, 50)
-    arviz_io.save_netcdf(tree, tmp_path / "double.nc")
-    again = compare_files({"single": folder / "mean-field.nc", "double": tmp_path / "double.nc"})
+    (path,) = saved({"double": posterior}, split, tmp_path, num_samples=50)
+    again = compare_files({"single": folder / "mean-field.nc", "double": path})
     assert again.shares_model
     score = again.table.loc["double", "log_score"]
     own = compare({"double": posterior}, split, num_samples=50).table.loc["double", "log_score"]
-    assert_allclose(score, own, rtol=1e-6)
+    assert score == own
 
 
-# --- one posterior -------------------------------------------------------------------------------
-
-
-def test_members_are_those_of_the_posterior(
-    regression: Comparison, files: dict[str, FilePosterior]
-) -> None:
-    for name, own in regression.posteriors.items():
-        found = files[name]
-        for member in (
-            "method", "engine", "seed", "wall_time", "num_parameters", "elbo_kind", "options",
-            "num_chains", "has_log_prob", "gpu",
-        ):  # fmt: skip
-            assert getattr(found, member) == getattr(own, member), member
-        assert_array_equal(found.losses, own.losses)
-        assert set(found.sample_stats) == set(own.sample_stats)
-        for stat, values in own.sample_stats.items():
-            assert_array_equal(found.sample_stats[stat], values)
-    assert files["NUTS"].num_stored_draws == 120
-    assert files["mean-field"].num_stored_draws == 100
-    assert files["MAP"].objective == regression.posteriors["MAP"].objective
-    assert repr(files["NUTS"]).endswith("nuts.nc', NUTS, 120 draws)")
-
-
-def test_the_split_comes_back_with_names_and_units(
-    regression: Comparison, files: dict[str, FilePosterior]
-) -> None:
-    own, found = regression.split, files["NUTS"].split
+def test_the_split_comes_back_with_names_and_units(regression: Comparison, folder: Path) -> None:
+    own, found = regression.split, read(folder / "nuts.nc").split
     assert (found.name, found.index, found.task) == (own.name, own.index, own.task)
     for part in ("train", "test"):
         mine, theirs = getattr(found, part), getattr(own, part)
@@ -310,147 +287,39 @@ def test_the_split_comes_back_with_names_and_units(
         assert mine.target_name == "mass (kg)"
 
 
-def test_predictions_are_those_of_the_posterior(
-    regression: Comparison, files: dict[str, FilePosterior]
+# --- distances ------------------------------------------------------------------------------------
+
+
+def test_distances_to_another_reference_are_of_the_draws_that_were_scored(
+    regression: Comparison, folder: Path
 ) -> None:
-    test = regression.split.test
-    for name, own in regression.posteriors.items():
-        expected, found = (p.predict(test.x, 100, 3) for p in (own, files[name]))
-        for member in ("mean", "sd", "draws", "function_draws"):
-            torch.testing.assert_close(getattr(found, member), getattr(expected, member))
-        torch.testing.assert_close(found.log_prob(test.y), expected.log_prob(test.y))
-        torch.testing.assert_close(found.log_prob(test.y[:, None]), expected.log_prob(test.y))
-    f = files["NUTS"].function_draws(test.x[[4, 1]], 100, 3, group_by_chain=True)
-    expected_f = regression.posteriors["NUTS"].function_draws(
-        test.x[[4, 1]], 100, 3, group_by_chain=True
+    """Of a guide, all of whose draws are scored, they are those of a comparison with it."""
+    expected = compare(
+        regression.posteriors, regression.split, reference="mean-field", num_samples=100, seed=3
     )
-    assert f.shape == (2, 50, 2, 1)
-    torch.testing.assert_close(f, expected_f)
-    assert files["NUTS"].function_draws(test.x).shape == (120, 6, 1)  # all that are stored
+    again = compare_files(sorted(folder.glob("*.nc")), reference="mean-field")
+    assert np.isfinite(again.table["sd_ratio_off_data"].drop("mean-field")).all()
+    same_tables(again.table, expected.table)
 
 
-def test_class_probabilities_are_those_of_the_posterior(
-    classes: Comparison, folder_of_classes: Path
+def test_without_a_reference_there_is_no_distance(folder: Path) -> None:
+    again = compare_files([folder / "map.nc", folder / "mean-field.nc"])
+    assert again.reference is None
+    assert again.probes is None
+    assert again.table["distance"].isna().all()
+
+
+def test_files_without_the_same_probes_are_compared_at_the_rows_and_it_is_said(
+    regression: Comparison, folder: Path, tmp_path: Path
 ) -> None:
-    found = read(folder_of_classes / "nuts.nc").predict(classes.split.test.x, 100, 0)
-    expected = classes.posteriors["NUTS"].predict(classes.split.test.x, 100, 0)
-    torch.testing.assert_close(found.probs, expected.probs)
-    with pytest.raises(OptionError, match="for classes read probs"):
-        _ = found.mean
-
-
-def test_every_y_has_its_own_noise_in_files_of_chains(
-    regression: Comparison, files: dict[str, FilePosterior]
-) -> None:
-    prediction = files["NUTS"].predict(regression.split.test.x, 120)
-    assert prediction.means is not None
-    assert prediction.variances is not None
-    noise = ((prediction.draws - prediction.means) / prediction.variances.sqrt()).flatten()
-    assert len(torch.unique(noise.round(decimals=4))) > 0.98 * len(noise)
-    assert abs(noise.mean()) < 5 / len(noise) ** 0.5
-    assert abs(noise.square().mean() - 1) < 5 * (2 / len(noise)) ** 0.5
-
-
-def test_the_tree_of_fewer_draws(files: dict[str, FilePosterior], regression: Comparison) -> None:
-    posterior, split = files["NUTS"], files["NUTS"].split
-    tree = posterior.to_arviz(split.train, num_samples=100, seed=3)
-    expected = regression.posteriors["NUTS"].to_arviz(split.train, num_samples=100, seed=3)
-    for name in ("log_likelihood/y", "posterior/f", "sample_stats/diverging"):
-        shape = np.shape(tree[name])
-        assert shape[:2] == (2, 50)
-    assert_allclose(tree["log_likelihood/y"], expected["log_likelihood/y"], rtol=1e-5)
-    assert set(tree.children) == set(expected.children)
-    assert tree["prior/f"].shape == (1, 200, 6, 1)  # draws of the prior are others: all of them
-    assert "predictions" in posterior.to_arviz(split.train, split.test).children
-
-
-def test_what_a_file_does_not_hold_is_refused(files: dict[str, FilePosterior]) -> None:
-    posterior, sampler = files["mean-field"], files["NUTS"]
-    train, test = posterior.split.train, posterior.split.test
-    with pytest.raises(OptionError, match="its 6 held-out rows only, and row 1 of x is none"):
-        posterior.predict(torch.stack([test.x[0], test.x[0] + 1]))
-    with pytest.raises(OptionError, match="held-out rows only, and row 0 of x is none"):
-        posterior.function_draws(train.x)
-    with pytest.raises(OptionError, match="in standardised units: leave raw=False"):
-        posterior.predict(test.x, raw=True)
-    with pytest.raises(OptionError, match=r"own held-out y only: give split\.test\.y"):
-        posterior.predict(test.x).log_prob(test.y + 1)
-    with pytest.raises(OptionError, match=r"6 held-out rows and 54 training rows: give split\.te"):
-        posterior.log_likelihood(train.rows([0, 1]))
-    with pytest.raises(OptionError, match=r"own 54 training rows only: give split\.train"):
-        posterior.elbo(train.rows([0, 1]))
-    with pytest.raises(OptionError, match="own 54 training rows only"):
-        sampler.to_arviz(test)
-    with pytest.raises(OptionError, match="held-out rows only, and row 0 of x is none"):
-        sampler.to_arviz(train, train)
-    with pytest.raises(SiteError, match=r"nuts\.nc has no density q\(z\) of its draws \(NUTS\)"):
-        sampler.densities(train)
-    with pytest.raises(SiteError, match=r"nuts\.nc has no ELBO \(NUTS\)"):
-        sampler.elbo(train)
-
-
-# --- rows off the data ---------------------------------------------------------------------------
-
-
-def test_files_hold_the_function_at_the_probes(
-    regression: Comparison, files: dict[str, FilePosterior]
-) -> None:
-    assert regression.probes is not None
-    x = regression.split.test.x.new_tensor(regression.probes.x)
-    for name, posterior in files.items():
-        own = regression.posteriors[name]
-        expected = own.function_draws(x, 100, seed=3, group_by_chain=True)
-        found = posterior.function_draws(x, 100, seed=3, group_by_chain=True)
-        torch.testing.assert_close(found, expected)
-        moved = x.clone()
-        moved[0] += 1
-        assert posterior.has_probes(x * (1 + 1e-7))
-        assert not posterior.has_probes(moved)
-    again = compare_files([files[name].path for name in files])
-    assert again.probes is not None
-    assert dict(again.probes.counts) == dict(regression.probes.counts)
-    assert_allclose(again.probes.x, regression.probes.x, atol=1e-6)
-    assert np.isfinite(again.table["sd_ratio_off_data"].drop("NUTS")).all()
-
-
-def test_files_without_probes_are_read_and_it_is_said(folder: Path, tmp_path: Path) -> None:
-    """As of versions that had none, and where only some have them."""
-    for name in ("mean-field", "nuts"):
-        tree = arviz_io.load_netcdf(folder / f"{name}.nc")
-        for group in ("probes", "probes_constant_data"):
-            del tree[group]
-        options = {key: v for key, v in arviz_io.options(tree).items() if key != "probes"}
-        tree.attrs["options"] = json.dumps(options)
-        arviz_io.save_netcdf(tree, tmp_path / f"{name}.nc")
-    old = compare_files([tmp_path / "mean-field.nc", tmp_path / "nuts.nc"])
-    mixed = compare_files([folder / "mean-field.nc", tmp_path / "nuts.nc"])
-    for comparison in (old, mixed):
-        assert comparison.probes is None
-        assert comparison.table["sd_ratio"].notna().sum() == 1
-        assert comparison.table["sd_ratio_off_data"].isna().all()
-        notes = comparison.table.loc["NUTS", "notes"]
-        assert "off the data: not all files hold predictions at the same probes" in notes
-
-
-def test_files_of_damaged_probes_are_refused(
-    tmp_path: Path, changed_file: Callable[..., Path]
-) -> None:
-    def fewer(tree: DataTree, options: dict[str, Any]) -> None:
-        tree["probes_constant_data"] = tree["probes_constant_data"].to_dataset().isel(probe=[0])
-
-    def without_inputs(tree: DataTree, options: dict[str, Any]) -> None:
-        del tree["probes_constant_data"]
-
-    def counted_wrong(tree: DataTree, options: dict[str, Any]) -> None:
-        options["probes"]["between"] = -1
-
-    for change, match in (
-        (fewer, r"is damaged: .*probes_constant_data/x has shape \[1, 2\], not"),
-        (without_inputs, "is damaged: it lacks probes_constant_data/x"),
-        (counted_wrong, "is damaged: .*between is -1"),
-    ):
-        with pytest.raises(FileFormatError, match=match):
-            read(changed_file(tmp_path / "a.nc", change))
+    own = {"mean-field": regression.posteriors["mean-field"]}
+    (path,) = saved(own, regression.split, tmp_path, num_samples=100, seed=3)
+    mixed = compare_files([path, folder / "nuts.nc"])
+    assert mixed.probes is None
+    assert mixed.table["sd_ratio"].notna().sum() == 1
+    assert mixed.table["sd_ratio_off_data"].isna().all()
+    notes = mixed.table.loc["NUTS", "notes"]
+    assert "off the data: not all files hold predictions at the same probes" in notes
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -459,39 +328,32 @@ def test_files_of_damaged_probes_are_refused(
 def test_files_share_a_model_where_its_densities_agree(folder: Path, tmp_path: Path) -> None:
     split = numbers_split()
 
-    def add(name: str, model: MLP) -> None:
+    def add(name: str, prior: Normal) -> Path:
+        model = MLP(2, hidden=(3,), prior=prior)
         posterior = SVI(guides.AutoNormal, num_steps=2).run(model, split.train, progress=False)
-        tree = posterior.to_arviz(split.train, split.test, 50)
-        arviz_io.save_netcdf(arviz_io.with_options(tree, {"name": name}), tmp_path / f"{name}.nc")
+        (path,) = saved({name: posterior}, split, tmp_path, num_samples=50)
+        return path
 
-    add("same", MLP(2, hidden=(3,)))
-    add("other prior", MLP(2, hidden=(3,), prior=Normal(0.7)))
-    tree = arviz_io.load_netcdf(tmp_path / "same.nc")
-    silent = arviz_io.with_options(tree, {"model": None, "name": "silent"})
-    arviz_io.save_netcdf(silent, tmp_path / "silent.nc")
-    found = compare_files(
-        [folder / "nuts.nc", *(tmp_path / f"{n}.nc" for n in ("same", "other prior", "silent"))]
-    )
-    assert [model.methods for model in found.models] == [
-        ["NUTS", "same"],
-        ["other prior"],
-        ["silent"],
-    ]
-    assert "a model that silent.nc does not describe: cannot be verified" in found.models[2].label
-    models = [posterior.model for posterior in found.posteriors.values()]
-    assert models[0] is models[1]
-    assert models[0] is not models[2]
-    assert any("cannot be verified" in text for text in found.verdicts)
+    same, other = add("same", Normal("fan_in")), add("other prior", Normal(0.7))
+    found = compare_files([folder / "nuts.nc", same, other])
+    assert [model.methods for model in found.models] == [["NUTS", "same"], ["other prior"]]
 
 
-def test_a_fingerprint_tells_apart_what_words_do_not(folder: Path, tmp_path: Path) -> None:
-    tree = arviz_io.load_netcdf(folder / "mean-field.nc")
-    record = arviz_io.options(tree)["model"]
-    record["fingerprint"][0] *= 1.01
-    changed = arviz_io.with_options(tree, {"model": record, "name": "changed"})
-    arviz_io.save_netcdf(changed, tmp_path / "changed.nc")
-    found = compare_files([folder / "mean-field.nc", tmp_path / "changed.nc"])
-    assert not found.shares_model
+def test_a_fingerprint_tells_apart_what_words_do_not(
+    folder: Path, tmp_path: Path, changed_file: Callable[..., Path]
+) -> None:
+    def other_density(tree: DataTree, document: dict[str, Any]) -> None:
+        document["entry"]["name"] = "changed"
+        document["entry"]["fit"]["model"]["fingerprint"][0] *= 1.01
+
+    def no_density(tree: DataTree, document: dict[str, Any]) -> None:
+        document["entry"]["name"] = "silent"
+        document["entry"]["fit"]["model"]["fingerprint"] = []
+
+    changed = changed_file(tmp_path / "changed.nc", other_density)
+    silent = changed_file(tmp_path / "silent.nc", no_density)
+    found = compare_files([folder / "mean-field.nc", changed, silent])
+    assert [model.methods for model in found.models] == [["mean-field"], ["changed"], ["silent"]]
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -501,40 +363,17 @@ def test_a_fingerprint_tells_apart_what_words_do_not(folder: Path, tmp_path: Pat
 def changed_file(
     folder: Path, trees: dict[Path, DataTree]
 ) -> Callable[[Path, Callable[[DataTree, dict[str, Any]], None]], Path]:
-    """Makes a file of the comparison with its tree or its options changed."""
+    """Makes a file of the comparison with its arrays or its document changed."""
 
     def make(path: Path, change: Callable[[DataTree, dict[str, Any]], None]) -> Path:
         tree = arviz_io.load_netcdf(folder / "mean-field.nc")
-        options = arviz_io.options(tree)
-        change(tree, options)
-        tree.attrs["options"] = json.dumps(options)
+        document = json.loads(tree[GROUP].attrs["document"])
+        change(tree, document[GROUP])
+        tree[GROUP].attrs["document"] = json.dumps(document)
         trees[path] = tree
         return path
 
     return make
-
-
-@pytest.mark.parametrize("of", ["folder", "folder_of_classes"])
-def test_files_of_version_1_have_an_axis_of_one_target(
-    of: str, tmp_path: Path, request: pytest.FixtureRequest, trees: dict[Path, DataTree]
-) -> None:
-    """As the package wrote them until it left that axis out, without densities of the prior."""
-    new, old = request.getfixturevalue(of) / "mean-field.nc", tmp_path / "mean-field.nc"
-    tree = arviz_io.load_netcdf(new)
-    for group in ("observed_data", "test_data", "posterior_predictive", "predictions"):
-        data = tree[group].to_dataset()
-        of_y = {name: data[name] for name in ("y", "y_mean", "y_variance") if name in data}
-        tree[group] = data.assign({k: v.expand_dims("output", -1) for k, v in of_y.items()})
-    del tree["log_prior"]
-    trees[old] = arviz_io.with_options(tree, {"format_version": 1})
-    assert trees[old]["predictions/y"].ndim == 4
-    assert trees[old]["test_data/y"].ndim == 2
-    one, two = (compare_files([path]) for path in (new, old))
-    pd.testing.assert_frame_equal(one.table, two.table)
-    x = one.split.test.x[:3]
-    (first,), (second,) = (found.posteriors.values() for found in (one, two))
-    assert first.predict(x, 50).draws.shape == (50, 3, 1)
-    assert_array_equal(first.predict(x, 50).draws, second.predict(x, 50).draws)
 
 
 def test_files_that_cannot_be_read_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -547,49 +386,62 @@ def test_files_that_cannot_be_read_are_refused(folder: Path, tmp_path: Path) -> 
     foreign = tmp_path / "foreign.nc"
     groups = {"posterior": {"z": np.zeros((1, 5))}}
     arviz_io.save_netcdf(arviz_io.datatree(groups), foreign)
-    with pytest.raises(FileFormatError, match=r"foreign\.nc is an ArviZ file, but not one that"):
-        compare_files([foreign])
-    arviz_io.save_netcdf(arviz_io.datatree(groups, attrs={"method": "NUTS"}), foreign)
-    with pytest.raises(FileFormatError, match="do not say how the posterior came about"):
+    with pytest.raises(FileFormatError, match=r"foreign\.nc is an ArviZ file, but holds no eval"):
         compare_files([foreign])
 
 
 def test_files_that_were_changed_are_refused(
-    tmp_path: Path, changed_file: Callable[..., Path]
+    tmp_path: Path, changed_file: Callable[..., Path], trees: dict[Path, DataTree]
 ) -> None:
-    path = tmp_path / "a.nc"
+    def newer(tree: DataTree) -> None:
+        document = json.loads(tree[GROUP].attrs["document"]) | {"version": 99}
+        tree[GROUP].attrs["document"] = json.dumps(document)
 
-    def newer(tree: DataTree, options: dict[str, Any]) -> None:
-        options["format_version"] = 99
+    path = changed_file(tmp_path / "a.nc", lambda tree, document: None)
+    newer(trees[path])
+    with pytest.raises(FileFormatError, match="has format version 99, this package reads 1"):
+        read(path)
 
-    with pytest.raises(FileFormatError, match="has format version 99, this package reads 2"):
-        read(changed_file(path, newer))
+    def without(name: str) -> Callable[[DataTree, dict[str, Any]], None]:
+        def change(tree: DataTree, document: dict[str, Any]) -> None:
+            tree[GROUP] = tree[GROUP].to_dataset().drop_vars(name)
 
-    def without_rows(tree: DataTree, options: dict[str, Any]) -> None:
-        for group in [name for name in tree.children if "predictions" in name]:
-            del tree[group]
-        del tree["test_data"]
+        return change
 
-    with pytest.raises(DataError, match=r"a\.nc has no held-out rows.*to_arviz\(train, test\)"):
-        read(changed_file(path, without_rows))
+    def of_shape(name: str, values: np.ndarray) -> Callable[[DataTree, dict[str, Any]], None]:
+        def change(tree: DataTree, document: dict[str, Any]) -> None:
+            data = tree[GROUP].to_dataset().drop_vars(name)
+            dims = [f"new {axis}" for axis in range(values.ndim)]
+            tree[GROUP] = data.assign({name: (dims, values)})
 
-    def without_moments(tree: DataTree, options: dict[str, Any]) -> None:
-        tree["predictions"] = tree["predictions"].to_dataset().drop_vars(["y_mean", "f"])
+        return change
 
-    with pytest.raises(FileFormatError, match=r"it lacks predictions/f, predictions/y_mean; write"):
-        read(changed_file(path, without_moments))
+    def says(value: Any, *keys: str) -> Callable[[DataTree, dict[str, Any]], None]:
+        def change(tree: DataTree, document: dict[str, Any]) -> None:
+            for key in keys[:-1]:
+                document = document[key]
+            document[keys[-1]] = value
 
-    def without_units(tree: DataTree, options: dict[str, Any]) -> None:
-        del options["rows"]["target"]
+        return change
 
-    with pytest.raises(FileFormatError, match=r"is damaged: KeyError\('target'\)"):
-        read(changed_file(path, without_units))
-
-    def with_bad_scale(tree: DataTree, options: dict[str, Any]) -> None:
-        options["rows"]["target"]["scale"] = -1.0
-
-    with pytest.raises(FileFormatError, match="is damaged: scale of a Standardiser must be"):
-        read(changed_file(path, with_bad_scale))
+    f = "evaluation.entry.held_out.function_draws"
+    for change, words in (
+        (without(f), "is damaged: .*function_draws"),
+        (of_shape(f, np.zeros((100, 6))), r"function_draws is \[100, 6\] of float64, not Float"),
+        (of_shape(f, np.zeros((100, 5, 1))), "not Float"),
+        (of_shape("evaluation.split.test.y", np.zeros(5)), "is damaged: .*y"),
+        (of_shape("evaluation.entry.at_probes", np.zeros((100, 1, 1))), "probes are of others"),
+        (says(3, "entry", "fit", "num_chains"), "100 draws are not of 3 chains"),
+        (says(0, "num_draws"), "it says that 0 draws were scored"),
+        (says("many", "entry", "num_draws"), "num_draws is a str, not a int"),
+        (says("odd", "entry", "fit", "nature", "kind"), "kind is 'odd'"),
+        (says({}, "entry", "checks", "doubling"), "doubling lacks or should not have error, gain"),
+        (says(None, "entry", "held_out"), "held_out is a NoneType"),
+        (says(1, "entry", "extra"), "should not have extra"),
+        (of_shape("evaluation.split.test.target.scale", -np.ones(1)), "scale of a Standardiser"),
+    ):
+        with pytest.raises(FileFormatError, match=words):
+            read(changed_file(path, change))
 
 
 def test_files_of_other_rows_are_refused_by_name(
@@ -599,13 +451,12 @@ def test_files_of_other_rows_are_refused_by_name(
     posterior = SVI(guides.AutoNormal, num_steps=2).run(
         MLP(2, hidden=(3,)), other.train, progress=False
     )
-    path = tmp_path / "other.nc"
-    arviz_io.save_netcdf(posterior.to_arviz(other.train, other.test, 50), path)
+    (path,) = saved({"other": posterior}, replace(other, name="others"), tmp_path, num_samples=50)
     mine = [folder / "nuts.nc", folder / "map.nc"]
     for order in ([path, *mine], [*mine, path]):
         with pytest.raises(DataError, match="the held-out x differ in 6 of 6 rows") as caught:
             compare_files(order)
-        assert str(caught.value).startswith(f"{path} (rows of other.nc, split 0) is of other data")
+        assert str(caught.value).startswith("other (others, split 0) is of other data than")
     with pytest.raises(DataError, match="the tasks are regression and classification"):
         compare_files([*mine, folder_of_classes / "mean-field.nc"])
 
@@ -615,35 +466,45 @@ def test_rows_that_differ_in_part_are_refused(
 ) -> None:
     path = tmp_path / "a.nc"
 
-    def changes(group: str, name: str) -> Callable[[DataTree, dict[str, Any]], None]:
-        def change(tree: DataTree, options: dict[str, Any]) -> None:
-            values = tree[group].to_dataset().load()
-            values[name][2] += 0.01
-            tree[group] = values
-            options["name"] = "changed"
+    def changes(
+        name: str, change: Callable[[Any], Any]
+    ) -> Callable[[DataTree, dict[str, Any]], None]:
+        def make(tree: DataTree, document: dict[str, Any]) -> None:
+            document["entry"]["name"] = "changed"
+            data, name_ = tree[GROUP].to_dataset().load(), f"evaluation.split.{name}"
+            values = change(data[name_].to_numpy().copy())
+            dims = [f"new {axis}" for axis in range(np.ndim(values))]
+            tree[GROUP] = data.assign({name_: (dims, values)})
 
-        return change
+        return make
 
-    def units(tree: DataTree, options: dict[str, Any]) -> None:
-        options["rows"]["target"]["scale"] *= 1.001
-        options["name"] = "changed"
+    def moved(values: Any) -> Any:
+        values[2] += 0.01
+        return values
 
-    def no_units(tree: DataTree, options: dict[str, Any]) -> None:
-        options["rows"]["inputs"] = None
-        options["name"] = "changed"
+    def fewer(tree: DataTree, document: dict[str, Any]) -> None:
+        changes("train.x", lambda x: x[:50])(tree, document)
+        changes("train.y", lambda y: y[:50])(tree, document)
 
-    def fewer(tree: DataTree, options: dict[str, Any]) -> None:
-        for group in ("observed_data", "constant_data", "log_likelihood"):
-            tree[group] = tree[group].to_dataset().isel(row=slice(50))
-        options["name"] = "changed"
+    def no_units(tree: DataTree, document: dict[str, Any]) -> None:
+        document["entry"]["name"] = "changed"
+        names = [f"evaluation.split.test.inputs.{part}" for part in ("loc", "scale")]
+        tree[GROUP] = tree[GROUP].to_dataset().drop_vars(names)
+        document["split"]["test"]["inputs"] = None
+
+    def scored(tree: DataTree, document: dict[str, Any]) -> None:
+        document["entry"]["name"] = "changed"
+        data, name = tree[GROUP].to_dataset(), "evaluation.entry.held_out.log_score"
+        tree[GROUP] = data.assign({name: (["more"], np.zeros(9))})
 
     for change, words in (
-        (changes("test_data", "y"), "the held-out y differ in 1 of 6 rows"),
-        (changes("observed_data", "y"), "the training y differ in 1 of 54 rows"),
-        (changes("constant_data", "x"), "the training x differ in 1 of 54 rows"),
-        (units, "the units of the target differ"),
+        (changes("test.y", moved), "the held-out y differ in 1 of 6 rows"),
+        (changes("train.y", moved), "the training y differ in 1 of 54 rows"),
+        (changes("train.x", moved), "the training x differ in 1 of 54 rows"),
+        (changes("test.target.scale", lambda scale: scale * 1.001), "units of the target differ"),
         (no_units, "the units of the inputs differ"),
         (fewer, r"the training x have shapes \[54, 2\] and \[50, 2\]"),
+        (scored, "6 and 9 rows were scored"),
     ):
         changed_file(path, change)
         with pytest.raises(DataError, match=words):
@@ -657,7 +518,7 @@ def test_names(folder: Path, tmp_path: Path) -> None:
     words = f"{one} and {two} are both called 'mean-field': give them names, as in first={one}"
     with pytest.raises(OptionError, match=re.escape(words)):
         compare_files([one, two])
-    assert set(compare_files({"a": one, "b": two}).posteriors) == {"a", "b"}
+    assert set(compare_files({"a": one, "b": two}).evaluations) == {"a", "b"}
     with pytest.raises(OptionError, match="nothing to compare: give NetCDF files"):
         compare_files([])
     with pytest.raises(OptionError, match=r"files is a list of paths, .* not the one path"):
@@ -686,10 +547,11 @@ def test_the_reference(folder: Path, tmp_path: Path, changed_file: Callable[...,
     with pytest.raises(UnknownNameError, match="unknown reference 'z'"):
         compare_files(paths, reference="z")
 
-    def unmarked(tree: DataTree, options: dict[str, Any]) -> None:
-        options.pop("is_reference")
-        options.pop("nature")  # as an older file
-        options["method"], options["name"] = "NUTS", "sampler"
+    def unmarked(tree: DataTree, document: dict[str, Any]) -> None:
+        document["reference"] = None
+        document["entry"]["name"] = "sampler"
+        document["entry"]["fit"]["method"] = "NUTS"
+        document["entry"]["fit"]["nature"]["kind"] = "chains"
 
     other = changed_file(tmp_path / "a.nc", unmarked)
     assert compare_files([folder / "map.nc", other]).reference == "sampler"

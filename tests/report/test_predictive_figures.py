@@ -36,13 +36,11 @@ def test_medians_are_called_medians_where_there_is_no_mean(regression: Compariso
     entry = regression.evaluations["shifted"]
     held_out = dataclasses.replace(entry.held_out, has_mean=False)
     comparison = Comparison(
-        regression.posteriors,
+        regression.evaluations | {"shifted": dataclasses.replace(entry, held_out=held_out)},
         regression.split,
         reference=None,
         num_draws=1_000,
         seed=0,
-        evaluations=regression.evaluations
-        | {"shifted": dataclasses.replace(entry, held_out=held_out)},
     )
     assert "median where the tails have no mean" in comparison.figures.describe("predictions")
     assert "median" not in regression.figures.describe("predictions")

@@ -41,13 +41,11 @@ def with_a_loss(comparison: Comparison, lost: float) -> Comparison:
     log_score[3] -= lost
     held_out = dataclasses.replace(entry.held_out, log_score=log_score)
     return Comparison(
-        comparison.posteriors,
+        comparison.evaluations | {"shifted": dataclasses.replace(entry, held_out=held_out)},
         comparison.split,
         reference=None,
         num_draws=1_000,
         seed=0,
-        evaluations=comparison.evaluations
-        | {"shifted": dataclasses.replace(entry, held_out=held_out)},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyro_bnn.infer import SVI
 from pyro_bnn.models import MLP, bayesian
 from pyro_bnn.priors import Normal
 from pyro_bnn.report import Comparison, compare
+from pyro_bnn.report.evaluation.fit_record import FitRecord, ModelRecord
 from pyro_bnn.report.evaluation.shared_models import SharedModel, shared_evidences, shared_models
 from tests.report.conjugate import LinearPosterior, regression_split
 
@@ -32,6 +34,12 @@ def _it(**changes: Any) -> LinearPosterior:
     return LinearPosterior(SPLIT, **changes)
 
 
+def _fits(posteriors: Mapping[str, Any]) -> dict[str, FitRecord]:
+    """What a report says of fits, with one record for each object of a model."""
+    records: dict[Any, ModelRecord] = {}
+    return {name: FitRecord.of(own, records) for name, own in posteriors.items()}
+
+
 def _texts(comparison: Comparison, kind: str = "models") -> list[str]:
     return [f.text.replace("\xa0", " ") for f in comparison.findings if f.kind == kind]
 
@@ -42,18 +50,18 @@ def _texts(comparison: Comparison, kind: str = "models") -> list[str]:
 def test_methods_are_grouped_by_the_object_of_their_model() -> None:
     one, other = Linear(), Linear()
     posteriors = {"a": _it(model=one), "b": _it(model=other), "c": _it(model=one)}
-    assert shared_models(posteriors) == [
+    assert shared_models(_fits(posteriors)) == [
         SharedModel("Linear (object 1 of 2)", ["a", "c"]),
         SharedModel("Linear (object 2 of 2)", ["b"]),
     ]
-    assert shared_evidences(posteriors) == [["a", "c"], ["b"]]
+    assert shared_evidences(_fits(posteriors)) == [["a", "c"], ["b"]]
 
 
 def test_words_that_stand_for_a_model_are_compared_as_words() -> None:
     words = [bytes("MLP 10-5-1", "ascii").decode() for _ in range(2)]
     assert words[0] is not words[1]
     posteriors = {"a": _it(model=words[0]), "b": _it(model=words[1]), "c": _it(model="MLP 10-9-1")}
-    assert shared_models(posteriors) == [("MLP 10-5-1", ["a", "b"]), ("MLP 10-9-1", ["c"])]
+    assert shared_models(_fits(posteriors)) == [("MLP 10-5-1", ["a", "b"]), ("MLP 10-9-1", ["c"])]
 
 
 def test_one_evidence_needs_equal_point_estimates() -> None:
@@ -65,8 +73,8 @@ def test_one_evidence_needs_equal_point_estimates() -> None:
         "renamed": _it(params={"V": W}),
         "none": _it(),
     }
-    assert shared_evidences(posteriors) == [["svi", "nuts"], ["own"], ["renamed"], ["none"]]
-    assert len(shared_models(posteriors)) == 1
+    assert shared_evidences(_fits(posteriors)) == [["svi", "nuts"], ["own"], ["renamed"], ["none"]]
+    assert len(shared_models(_fits(posteriors))) == 1
 
 
 def test_fits_of_one_network_share_it_and_their_trained_weights_do_not() -> None:
@@ -81,11 +89,11 @@ def test_fits_of_one_network_share_it_and_their_trained_weights_do_not() -> None
         for name, it in (("partial", model), ("whole", whole))
         for seed in (0, 1)
     }
-    assert [names for _, names in shared_models(fits)] == [
+    assert [names for _, names in shared_models(_fits(fits))] == [
         ["partial 0", "partial 1"],
         ["whole 0", "whole 1"],
     ]
-    assert shared_evidences(fits) == [["partial 0"], ["partial 1"], ["whole 0", "whole 1"]]
+    assert shared_evidences(_fits(fits)) == [["partial 0"], ["partial 1"], ["whole 0", "whole 1"]]
 
 
 # --- the comparison ------------------------------------------------------------------------------

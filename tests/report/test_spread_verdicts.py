@@ -17,7 +17,7 @@ from pyro_bnn.data import Dataset, Split, from_arrays
 from pyro_bnn.diagnostics import Probes
 from pyro_bnn.report import Comparison, compare
 from pyro_bnn.report.compare import find_probes
-from pyro_bnn.report.evaluation.evaluate import against
+from pyro_bnn.report.evaluation.against import against
 from pyro_bnn.report.verdicts import spread_verdicts
 from tests.report.conjugate import LinearPosterior, class_split, regression_split
 
@@ -157,7 +157,7 @@ def test_probabilities_that_hardly_vary_are_not_compared() -> None:
 @pytest.mark.parametrize("shape", [(60, 1, 4, 4), (60, 5, 3)])
 def test_images_and_sequences_have_no_probes(shape: tuple[int, ...]) -> None:
     data = Dataset(torch.randn(*shape), torch.zeros(60))
-    probes, why = find_probes({}, Split(data, data, "regression", "pictures", 0))
+    probes, why = find_probes(Split(data, data, "regression", "pictures", 0))
     assert probes is None
     assert why == f"inputs of shape {list(shape)} and type torch.float32 are no table of numbers"
 

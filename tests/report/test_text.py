@@ -3,7 +3,7 @@
 import pytest
 
 from pyro_bnn.report import Comparison, compare
-from pyro_bnn.report.tables import text
+from pyro_bnn.report.output import text
 from pyro_bnn.report.tables.table import sections
 from tests.report.conjugate import LinearPosterior
 

@@ -34,14 +34,14 @@ def report(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="NetCDF files of 'pyro-bnn compare' or of posterior.to_arviz(train, test), of the "
+            help="NetCDF files of 'pyro-bnn compare' or of Comparison.save, of the "
             "same data and split. NAME=FILE names a method; files of equal names need it.",
             show_default=False,
         ),
     ],
     options: ReportOptions,
 ) -> Iterator[Result]:
-    """Compare posteriors that were saved as ArviZ NetCDF files; nothing is fitted anew.
+    """Compare posteriors that were saved as ArviZ NetCDF files; nothing is fitted or scored anew.
 
     FOLDER gets index.html, table.csv and verdicts.json, with the numbers of the comparison that
     wrote the files. A file holds predictions at its held-out rows only, so there is no predictive

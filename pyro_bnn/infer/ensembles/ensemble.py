@@ -14,7 +14,7 @@ from pyro_bnn.checks import check_choice, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides.ensemble import AutoEnsemble
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
-from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.ensembles.members import engine_of, members_start
 from pyro_bnn.infer.ensembles.pushes import EnsembleKind, Push, push_of
 from pyro_bnn.infer.problem import Problem
@@ -156,6 +156,11 @@ class Ensemble(Engine[GuidePosterior]):
     def _svi(self) -> SVI:
         """What takes the steps; checks their options."""
         return SVI(self._guide, **self._of_svi)
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """As :attr:`Engine.draw_counts`."""
+        return DrawCounts(num_atoms=self.num_members)
 
     def start(self, problem: Problem) -> Start:
         """Start the members; see the base class."""

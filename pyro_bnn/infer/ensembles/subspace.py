@@ -18,7 +18,7 @@ from pyro_bnn.checks import check_choice, check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoLowRankMultivariateNormal
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
-from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.ensembles.members import require_weights
 from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
 from pyro_bnn.infer.ensembles.swag import BATCH_SIZE, SWAG
@@ -139,6 +139,11 @@ class Subspace(Engine[DrawsPosterior]):
         if "max_tree_depth" in options:
             found["saturated"] = "raise max_tree_depth of its engine"
         return found
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """As :attr:`Engine.draw_counts`."""
+        return self.engine.draw_counts
 
     def start(self, problem: Problem) -> Start:
         """Check the model; the directions are found where the run begins."""

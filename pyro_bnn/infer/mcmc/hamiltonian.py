@@ -24,7 +24,7 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.compiling import check_compile, is_compiled
-from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.mcmc.chains import in_lockstep
 from pyro_bnn.infer.mcmc.isokinetic import INTEGRATORS
@@ -116,6 +116,11 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
     def _last(self) -> Mapping[str, float]:
         """Fields of the kernel's state and their values from the last window on."""
         return {}
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """As :attr:`Engine.draw_counts`."""
+        return DrawCounts(self.num_chains, self.num_chains * self.num_samples)
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""

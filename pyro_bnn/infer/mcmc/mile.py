@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive, check_positive_int
-from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.mcmc.mclmc import MCLMC
 from pyro_bnn.infer.mcmc.members import train
 from pyro_bnn.infer.mcmc.sampling import MassMatrix
@@ -90,6 +90,11 @@ class MILE(Engine[DrawsPosterior]):
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""
         return {**MCLMC.remedies(options), "narrow": "use NUTS"}
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """As :attr:`Engine.draw_counts`."""
+        return DrawCounts(self.num_members, self.num_members * self.num_samples)
 
     def start(self, problem: Problem) -> Start:
         """Find where the members start; see the base class."""

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from pyro_bnn.checks import check_positive_int, check_share
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
 from pyro_bnn.infer.sgmcmc.engine import SGMCMC
@@ -84,6 +84,11 @@ class Cyclical(Engine[DrawsPosterior]):
         """What mends each fault; see the base class."""
         own = SGMCMC.remedies(options).items()
         return {fault: f"{words} of its engine" for fault, words in own}
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """As :attr:`Engine.draw_counts`."""
+        return self.engine.draw_counts
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""

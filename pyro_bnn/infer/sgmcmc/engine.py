@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive
-from pyro_bnn.infer.engine import Engine, Start
+from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.dynamics import HEAT, ChainState, Dynamics
 from pyro_bnn.infer.sgmcmc.run import Chains
@@ -47,6 +47,11 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
     def schedule(self) -> StepSchedule:
         """Of the step after the warm-up."""
         return StepSchedule()
+
+    @property
+    def draw_counts(self) -> DrawCounts:
+        """As :attr:`Engine.draw_counts`."""
+        return DrawCounts(self.num_chains, self.num_chains * self.num_samples)
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from pyro_bnn.arviz_io.loo import LooResult
 from pyro_bnn.diagnostics.chain_clusters import ChainClusters, chain_clusters
 from pyro_bnn.diagnostics.convergence import (
     MIN_DRAWS_A_CHAIN,
@@ -38,15 +39,14 @@ from pyro_bnn.report.evaluation.natures import (
     is_linearised,
     nature_of,
 )
-from pyro_bnn.report.evaluation.shared_models import point_estimates
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pyro_bnn.arviz_io.loo import LooResult
     from pyro_bnn.data.split import Split
     from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.evaluation.fit_record import FitRecord
 
 MOST_LEFT, MOST_LEFT_A_ROW = 5.0, 0.01  # nats that a fit may still gain and be compared
 MAX_POINTS = 200  # R-hat over thousands of points costs more than it tells
@@ -244,7 +244,7 @@ def _unchecked(
     )
 
 
-def is_at_mode(posterior: PosteriorLike) -> bool:
+def is_at_mode(posterior: PosteriorLike | FitRecord) -> bool:
     """Whether its steps led to a mode that was found and checked afterwards, as Laplace's."""
     left = {"newton_decrement": FARTHEST, "polish_gain": ALONG_KINKS}
     return any(posterior.options.get(name, math.inf) < most for name, most in left.items())
@@ -357,7 +357,7 @@ def learning_rates(posterior: PosteriorLike, num_steps: int) -> Float[np.ndarray
     return np.asarray(0.5 * (1 + np.cos(np.pi * np.arange(num_steps) / planned)))
 
 
-def objective_of(posterior: PosteriorLike) -> str:
+def objective_of(posterior: PosteriorLike | FitRecord) -> str:
     """What a fit maximised, in words; an ELBO only where the prior has a finite total mass."""
     if posterior.objective == ELBO and posterior.elbo_kind == "none":
         return NO_BOUND
@@ -394,7 +394,7 @@ def _loo(
     """
     from pyro_bnn import arviz_io
 
-    held = ", ".join(sorted(point_estimates(posterior)))
+    held = ", ".join(sorted(getattr(posterior, "params", {})))
     limit, reason = khat_threshold(max(num_draws, 2)), ""
     estimate = arviz_io.loo_approximate
     if is_exact_sampler(posterior):

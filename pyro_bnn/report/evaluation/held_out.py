@@ -79,8 +79,8 @@ class HeldOut:
     CRPS over all of them are in sds of each, and ``targets`` has those of one alone in its units.
 
     Attributes:
-        log_score: Log of the mean density over draws, every row ``[M]``, nats. Of a large table
-            M, all test rows, is more than N, those of them at which all draws are kept; RMSE,
+        log_score: Log of the mean density over draws, every row ``[R]``, nats. Of a large table
+            R, all test rows, is more than N, those of them at which all draws are kept; RMSE,
             accuracy and Brier score are of all, too.
         function_draws: Draws of the network output ``[S, N, F]``, standardised units.
         is_point: Whether all draws are one function (MAP, maximum likelihood).
@@ -91,7 +91,7 @@ class HeldOut:
         crps: Mean continuous ranked probability score.
         mean: Predictive means ``[N, O]``, or medians of the draws where means do not exist.
         interval: Ends of the central 95 % interval ``[2, N, O]``.
-        pit: PIT values ``[N O]``.
+        pit: PIT values ``[M]``, M = N O.
         pit_histogram: Their counts, with the band of data drawn from the posterior itself.
         pit_difference: Their distribution function less the uniform one, with such a band.
         coverage: Of the central 95 % interval, with the band of such data.
@@ -108,13 +108,13 @@ class HeldOut:
         reliability: Accuracy against confidence.
         rejection_area: Area under the accuracy-rejection curve by entropy.
         epistemic_share: Share of the predictive variance that is of the function, every row and
-            target or class ``[N O]`` or ``[N]``; empty where a variance does not exist.
+            target ``[N O]``, or every row ``[N]``; empty where a variance does not exist.
         targets: Scores of each of several targets; none where there is one.
         has_mean: Whether the predictive mean exists; Cauchy tails have none.
         notes: What limits the numbers.
     """
 
-    log_score: Float[np.ndarray, " N"]
+    log_score: Float[np.ndarray, " R"]
     function_draws: Float[np.ndarray, "S N F"]
     is_point: bool
     log_score_error: float = 0.0
@@ -137,7 +137,7 @@ class HeldOut:
     ece_high: float = NAN
     reliability: Reliability | None = None
     rejection_area: float = NAN
-    epistemic_share: Float[np.ndarray, " M"] = field(default_factory=lambda: np.zeros(0))
+    epistemic_share: Float[np.ndarray, " E"] = field(default_factory=lambda: np.zeros(0))
     targets: tuple[TargetScores, ...] = ()
     has_mean: bool = True
     notes: tuple[str, ...] = ()

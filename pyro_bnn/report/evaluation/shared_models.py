@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import numpy as np
-
-from pyro_bnn.report.evaluation.units import to_numpy
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.evaluation.fit_record import FitRecord
 
 T = TypeVar("T")
 
@@ -33,21 +29,19 @@ class SharedModel(NamedTuple):
     methods: list[str]
 
 
-def shared_models(posteriors: Mapping[str, PosteriorLike]) -> list[SharedModel]:
-    """Groups methods by the model object that they are posteriors of.
+def shared_models(fits: Mapping[str, FitRecord]) -> list[SharedModel]:
+    """Groups methods by their model.
 
-    Two objects that are described alike are two models, and are numbered.
+    Two models that are described alike, as of two objects, are two models, and are numbered.
 
     Args:
-        posteriors: The posteriors by name.
+        fits: By name of the method.
 
     Returns:
         The models in the order of their first method.
     """
-    from pyro_bnn.models.description import describe
-
-    grouped = groups(posteriors, same_model)
-    words = [describe(posteriors[names[0]].model) for names in grouped]
+    grouped = groups(fits, same_model)
+    words = [fits[names[0]].model.description for names in grouped]
     count, seen = Counter(words), Counter[str]()
     found = []
     for label, names in zip(words, grouped, strict=True):
@@ -57,45 +51,34 @@ def shared_models(posteriors: Mapping[str, PosteriorLike]) -> list[SharedModel]:
     return found
 
 
-def shared_evidences(posteriors: Mapping[str, PosteriorLike]) -> list[list[str]]:
+def shared_evidences(fits: Mapping[str, FitRecord]) -> list[list[str]]:
     """Groups methods whose ELBOs bound one evidence: one model, equal point estimates or none.
 
     Args:
-        posteriors: The posteriors by name.
+        fits: By name of the method.
 
     Returns:
         Names of the methods of each group, in the order of the comparison.
     """
-    return groups(posteriors, same_evidence)
+    return groups(fits, same_evidence)
 
 
-def same_model(a: PosteriorLike, b: PosteriorLike) -> bool:
-    """Whether two posteriors are of one model object, or of one model's words in a file."""
-    return a.model is b.model or (isinstance(a.model, str) and a.model == b.model)
+def same_model(a: FitRecord, b: FitRecord) -> bool:
+    """Whether two fits are of one model."""
+    return a.model is b.model
 
 
-def same_evidence(a: PosteriorLike, b: PosteriorLike) -> bool:
-    """Whether two posteriors are of one model at equal values of its point estimates."""
-    own, other = point_estimates(a), point_estimates(b)
-    return (
-        same_model(a, b)
-        and own.keys() == other.keys()
-        and all(np.array_equal(own[name], other[name]) for name in own)
-    )
+def same_evidence(a: FitRecord, b: FitRecord) -> bool:
+    """Whether two fits are of one model at equal values of its point estimates."""
+    return same_model(a, b) and a.point_estimates == b.point_estimates
 
 
-def same_posterior(a: PosteriorLike, b: PosteriorLike) -> bool:
+def same_posterior(a: FitRecord, b: FitRecord) -> bool:
     """Whether two methods approach one posterior: of one evidence, at equal scales of its priors.
 
     `Laplace(prior_scales="evidence")` finds scales of its own; its ELBO is under the model's.
     """
     return same_evidence(a, b) and a.options.get("found_scales") == b.options.get("found_scales")
-
-
-def point_estimates(posterior: PosteriorLike) -> dict[str, np.ndarray]:
-    """Values of the model's parameters that a posterior holds as point estimates, by name."""
-    params: Mapping[str, Any] = getattr(posterior, "params", {})  # a file's posterior has none
-    return {name: to_numpy(value) for name, value in params.items()}
 
 
 def groups(values: Mapping[str, T], alike: Callable[[T, T], bool]) -> list[list[str]]:

@@ -31,9 +31,9 @@ from pyro_bnn.infer.run import Reached
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.report.evaluation.account import Account, Agreement, Tried, with_account
 from pyro_bnn.report.evaluation.fit_checks import FUNCTION, FitChecks, run_checks
 from pyro_bnn.report.evaluation.units import to_numpy
-from pyro_bnn.report.ladder.account import Account, Agreement, Tried, with_account
 from pyro_bnn.report.ladder.rungs import BEFORE, PRIOR, RUNGS, Rung, climb
 from pyro_bnn.report.verdicts.chain_verdicts import defects
 

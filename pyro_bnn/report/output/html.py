@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyro_bnn.report.output.glossary import WORDS
 from pyro_bnn.report.output.page import KINDS, PageTable, render_page, slug
+from pyro_bnn.report.output.target_tables import target_sections
+from pyro_bnn.report.output.text import headline
 from pyro_bnn.report.plots.figures import FIRST, Figures
 from pyro_bnn.report.tables.table import own_rows, sections, settings, shown, summary_columns
-from pyro_bnn.report.tables.target_tables import target_sections
-from pyro_bnn.report.tables.text import headline
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
 
 SUMMARY = "Side by side"
 CONTENTS = {
@@ -97,7 +97,7 @@ def _notes(comparison: Evaluations) -> list[tuple[str, str]]:
 
 def _options(comparison: Evaluations) -> tuple[str, dict[str, str]]:
     """Options that all fits share, and those of each that are its own, as JSON."""
-    options = {name: dict(one.options) for name, one in comparison.posteriors.items()}
+    options = {name: dict(one.fit.options) for name, one in comparison.evaluations.items()}
     shared = _shared(list(options.values()))
     own = {name: {k: v for k, v in one.items() if k not in shared} for name, one in options.items()}
     return _as_json(shared) if shared else "", {name: _as_json(one) for name, one in own.items()}

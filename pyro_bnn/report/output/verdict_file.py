@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
 
 VERSION = 1
 
@@ -29,8 +29,8 @@ def verdict_document(comparison: Evaluations) -> dict[str, Any]:
         "data": {
             "name": split.name,
             "split": split.index,
-            "training_rows": len(split.train),
-            "held_out_rows": len(split.test),
+            "training_rows": comparison.num_train,
+            "held_out_rows": comparison.num_test,
         },
         "reference": comparison.reference,
         "num_draws": comparison.num_draws,

@@ -15,7 +15,7 @@ from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.plots.panels import DrawnFigure, coverages, panels, span
 
 if TYPE_CHECKING:
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
 
 REJECTED_BY: dict[str, Dashes] = {"entropy": "-", "mutual information": (0, (4, 2))}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
 
 NUM_RANK_BINS = 12
 NUM_TRACE_POINTS = 150  # of the smoothed trace
@@ -228,7 +228,7 @@ def with_elbo(comparison: Evaluations) -> list[Evaluation]:
     return [
         entry
         for entry in comparison.ranked
-        if entry.checks.losses.size and objective_of(entry.posterior) == ELBO
+        if entry.checks.losses.size and objective_of(entry.fit) == ELBO
     ]
 
 

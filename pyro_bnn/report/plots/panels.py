@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
     from pyro_bnn.report.evaluation.evaluate import Evaluation
 
 
@@ -65,7 +65,7 @@ class Panel(NamedTuple):
 
 def styles_of(comparison: Evaluations) -> dict[str, Style]:
     """The style of every method, the same in all figures."""
-    return styles(list(comparison.posteriors), comparison.reference)
+    return styles(list(comparison.evaluations), comparison.reference)
 
 
 def status_of(comparison: Evaluations) -> dict[str, Style]:

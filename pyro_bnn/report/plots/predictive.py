@@ -15,7 +15,7 @@ from pyro_bnn.report.plots.panels import DrawnFigure, coverages, panels, span
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
 
 MAX_INTERVALS = 250  # more overlap to a grey block
 NUM_GRID = 200
@@ -27,16 +27,14 @@ def is_regression(comparison: Evaluations) -> bool:
 
 
 def has_one_input(comparison: Evaluations) -> bool:
-    """Whether there is one input, to draw y over x, one numeric target, and no posterior of a file.
+    """Whether there is one input, to draw y over x, one numeric target, and all posteriors.
 
-    A file holds predictions at its held-out rows, and the figure needs a grid.
+    Saved evaluations have predictions at held-out rows, and the figure needs a grid.
     """
-    from pyro_bnn.report.saved.file_posterior import FilePosterior
-
     x, units = comparison.split.train.x, comparison.split.train.target
     if units is None:  # of counts: f is the log of their rate, not where they lie
         return False
-    if any(isinstance(posterior, FilePosterior) for posterior in comparison.posteriors.values()):
+    if not comparison.posteriors:
         return False
     return (
         is_regression(comparison) and x.ndim == 2 and x.shape[1] == len(comparison.units.scale) == 1
@@ -108,8 +106,8 @@ def band(comparison: Evaluations) -> DrawnFigure:
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     with panels(comparison, 2.8, width=3.3, room=0.5) as (figure, found):
         for ax, entry, colour in found:
-            draws = len(entry.held_out.function_draws)
-            prediction = entry.posterior.predict(grid, num_samples=draws, seed=comparison.seed)
+            draws, posterior = len(entry.held_out.function_draws), comparison.posteriors[entry.name]
+            prediction = posterior.predict(grid, num_samples=draws, seed=comparison.seed)
             y = units.values(to_numpy(prediction.draws).reshape(-1, NUM_GRID, 1))[..., 0]
             f = units.values(to_numpy(prediction.function_draws)[..., :1])[..., 0]
             y_edges = smooth_edges(np.quantile(y, tails, axis=0))

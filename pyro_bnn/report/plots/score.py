@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pyro_bnn.diagnostics.ranking import Ranked
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
     from pyro_bnn.report.evaluation.evaluate import Evaluation
 
 FAR = 12.0  # times the reach of the nearer half of the methods: beyond it one is off the axis
@@ -45,7 +45,7 @@ def has_distances(comparison: Evaluations) -> bool:
 def scores(comparison: Evaluations) -> DrawnFigure:
     """Paired differences of the log score to the best, with 2 standard errors, beside the cost."""
     ranking = comparison.ranking
-    times = {e.name: float(e.posterior.wall_time) for e in comparison.ranked}
+    times = {e.name: float(e.fit.wall_time) for e in comparison.ranked}
     known = {name: time for name, time in times.items() if time > 0}
     height = rows_height([row.name for row in ranking]) + 1.2
     widths = (3, 2) if known else (1,)

@@ -12,68 +12,119 @@ import numpy as np
 from torch import Tensor
 
 from pyro_bnn.data import Split, Standardiser
-from pyro_bnn.errors import DataError, OptionError
+from pyro_bnn.diagnostics.probes import Probes
+from pyro_bnn.errors import DataError, OptionError, UnknownNameError
 from pyro_bnn.posterior.storage import TOLERANCE
-from pyro_bnn.report.compare import Comparison, compare
+from pyro_bnn.report.compare import Comparison
+from pyro_bnn.report.evaluation.distances import as_reference, kept_reference_draws, with_distances
+from pyro_bnn.report.evaluation.evaluate import Evaluation
+from pyro_bnn.report.evaluation.fit_record import ModelRecord
 from pyro_bnn.report.evaluation.natures import is_exact_sampler
+from pyro_bnn.report.evaluation.saved import SavedEvaluation, read
 from pyro_bnn.report.evaluation.shared_models import groups
 from pyro_bnn.report.evaluation.units import to_numpy
 from pyro_bnn.report.output.names import file_names
-from pyro_bnn.report.saved.file_posterior import SAME_ROWS, FileModel, FilePosterior, read
 
-NUM_SAMPLES = 1_000
+SAME_ROWS = 1e-5  # of standardised values: float32 and float64 differ by less, other rows by more
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 def compare_files(
-    files: Sequence[PathLike] | Mapping[str, PathLike],
-    *,
-    reference: str | None = None,
-    num_samples: int | None = None,
-    seed: int | None = None,
+    files: Sequence[PathLike] | Mapping[str, PathLike], *, reference: str | None = None
 ) -> Comparison:
-    """Compares posteriors that were saved as ArviZ NetCDF files, without models or fits.
+    """Compares posteriors by the evaluations in their files, without models, fits or draws anew.
 
-    Files of one comparison give its numbers again, but for a Gaussian process (``NNGP``): its files
-    hold draws, whose mean density its log score is then, and no ELBO. Others, also of different
-    runs, are compared where they are of the same training and held-out rows.
+    Files of one comparison give its numbers again. Others, also of different runs, are compared
+    where they are of the same training and held-out rows.
 
     Args:
-        files: Files of ``Comparison.save`` or ``Posterior.to_arviz(train, test)``; by name where
-            their own names would be equal.
+        files: Files of ``Comparison.save``; by name where their own names would be equal.
         reference: Name of the posterior to measure distances to, or its kebab-case; by default that
-            of the comparison which wrote the files, else NUTS where one of several files is.
-        num_samples: Draws of every method; by default as in the comparison that wrote the files,
-            else 1,000. Never more than a file has.
-        seed: Seed of the choice of draws; by default that of the first file.
+            of the comparison which wrote the files, else NUTS where one of several files is. With
+            another than when they were written distances are of the draws that were scored.
 
     Raises:
-        FileFormatError: If a file is missing, no NetCDF file, or of another origin.
-        DataError: If a file is of other rows than the others, or has no held-out rows.
+        FileFormatError: If a file is missing, no NetCDF file, or holds no evaluation.
+        DataError: If a file is of other rows than the others.
         OptionError: If there is no file, or two would have one name.
         UnknownNameError: If ``reference`` is not one of the names.
     """
-    posteriors = _in_order(read_all(files))
-    split = _common_rows(posteriors)
-    if split.train.x.ndim == 2 and split.train.x.shape[1] == 1:
-        note = "No predictive band over the input: files hold predictions at held-out rows only."
-        split = replace(split, note=f"{split.note} {note}".lstrip())
-    for names in groups({name: one.model for name, one in posteriors.items()}, _same_model):
+    saved = _in_order(read_all(files))
+    split = _common_rows(saved)
+    entries = {name: one.entry for name, one in saved.items()}
+    for names in groups({name: one.fit.model for name, one in entries.items()}, _is_same_model):
+        model = entries[names[0]].fit.model
         for name in names:
-            posteriors[name] = posteriors[name].on(split, posteriors[names[0]].model)
-    ones = list(posteriors.values())
-    scored = [one.saved["num_draws"] for one in ones if one.saved.get("num_draws")]
-    return compare(
-        posteriors,
-        split,
-        reference=_find_reference(reference, posteriors),
-        num_samples=min(scored, default=NUM_SAMPLES) if num_samples is None else num_samples,
-        seed=ones[0].saved["draws_seed"] if seed is None else seed,
+            entries[name] = replace(entries[name].of_model(model), name=name)
+    probes = _common_probes(saved)
+    found = _find_reference(reference, saved)
+    first = next(iter(saved.values()))
+    return Comparison(
+        _with_distances(entries, found, split, probes),
+        replace(split, note=_note(split, saved)),
+        reference=found,
+        num_draws=min(one.num_draws for one in saved.values()),
+        seed=first.seed,
+        probes=None if found is None else probes,
     )
 
 
-def read_all(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[str, FilePosterior]:
+def _with_distances(
+    entries: dict[str, Evaluation], reference: str | None, split: Split, probes: Probes | None
+) -> dict[str, Evaluation]:
+    """The numbers with distances to a reference: those that were saved, if they are to this one."""
+    if reference is None:
+        return {
+            name: replace(entry, at_rows=None, off_data=None, distance_notes=())
+            for name, entry in entries.items()
+        }
+    why = "" if probes is not None else "not all files hold predictions at the same probes"
+    judge = as_reference(entries[reference], why)
+    draws = kept_reference_draws(judge, split, probes)
+
+    def of(entry: Evaluation) -> Evaluation:
+        if entry.at_rows is not None and entry.at_rows.of == draws.of:
+            return entry if probes is not None else replace(entry, off_data=None)
+        entry = replace(entry, at_rows=None, off_data=None, distance_notes=())
+        if not judge.held_out.has_mean:
+            return entry
+        return with_distances(entry, draws, split, len(entry.held_out.function_draws))
+
+    return {name: judge if name == reference else of(entry) for name, entry in entries.items()}
+
+
+def _common_probes(saved: Mapping[str, SavedEvaluation]) -> Probes | None:
+    """The rows off the data at which all have draws; None if there are none."""
+    first, *others = (one.probes for one in saved.values())
+    if first is None or any(one.entry.at_probes is None for one in saved.values()):
+        return None
+    are_same = all(
+        one is not None
+        and one.x.shape == first.x.shape
+        and np.allclose(one.x, first.x, rtol=SAME_ROWS, atol=SAME_ROWS)
+        for one in others
+    )
+    return first if are_same else None
+
+
+def _note(split: Split, saved: Mapping[str, SavedEvaluation]) -> str:
+    """What limits a report without posteriors."""
+    notes = [split.note] if split.note else []
+    if split.train.x.ndim == 2 and split.train.x.shape[1] == 1:
+        notes.append(
+            "No predictive band over the input: files hold predictions at held-out rows only."
+        )
+    counts = sorted({one.num_draws for one in saved.values()})
+    if len(counts) > 1:
+        notes.append(
+            f"The files were scored with {' and '.join(f'{n:,}' for n in counts)} draws: scores of "
+            "fewer draws have larger errors, and are lower where the draws disagree."
+        )
+    return " ".join(notes)
+
+
+def read_all(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[str, SavedEvaluation]:
     """Reads files; each has the name given, else that in its comparison, else its method.
 
     Raises:
@@ -87,14 +138,15 @@ def read_all(files: Sequence[PathLike] | Mapping[str, PathLike]) -> dict[str, Fi
         )
     if isinstance(files, Mapping):
         return {name: read(path) for name, path in files.items()}
-    found: dict[str, FilePosterior] = {}
+    by_name: dict[str, SavedEvaluation] = {}
+    paths: dict[str, PathLike] = {}
     for path in files:
-        posterior = read(path)
-        name = posterior.name
-        if name in found:
-            raise _both_called(name, found[name].path, path, "give them names")
-        found[name] = posterior
-    return found
+        saved = read(path)
+        name = saved.entry.name
+        if name in by_name:
+            raise _both_called(name, paths[name], path, "give them names")
+        by_name[name], paths[name] = saved, path
+    return by_name
 
 
 def named_files(arguments: Sequence[str]) -> list[PathLike] | dict[str, PathLike]:
@@ -134,33 +186,33 @@ def _both_called(name: str, first: PathLike, second: PathLike, step: str) -> Opt
     )
 
 
-def _in_order(posteriors: Mapping[str, FilePosterior]) -> dict[str, FilePosterior]:
+def _in_order(saved: Mapping[str, SavedEvaluation]) -> dict[str, SavedEvaluation]:
     """In the order of the one comparison that wrote them, which numbers its models; else as given.
 
     Files of one comparison name the same methods, the same seed of the draws, and one method each.
     """
-    saved = {name: one.saved for name, one in posteriors.items()}
-    named = [one.get("name") for one in saved.values()]
-    written = {(tuple(one.get("compared") or ()), one["draws_seed"]) for one in saved.values()}
+    names = [one.entry.name for one in saved.values()]
+    written = {(one.compared, one.seed) for one in saved.values()}
     order = next(iter(written))[0]
-    if len(written) > 1 or len(set(named)) < len(named) or not set(named) <= set(order):
-        return dict(posteriors)
-    return {
-        name: posteriors[name]
-        for name in sorted(saved, key=lambda n: order.index(saved[n]["name"]))
-    }
+    if len(written) > 1 or len(set(names)) < len(names) or not set(names) <= set(order):
+        return dict(saved)
+    place = {name: order.index(one.entry.name) for name, one in saved.items()}
+    return {name: saved[name] for name in sorted(saved, key=place.__getitem__)}
 
 
-def _find_reference(name: str | None, posteriors: Mapping[str, FilePosterior]) -> str | None:
+def _find_reference(name: str | None, saved: Mapping[str, SavedEvaluation]) -> str | None:
     """The posterior of a name or kebab-case; else that of the comparison, NUTS, or exact chains."""
     if name is not None:
-        kebab = {stem: full for full, stem in file_names(posteriors).items()}
-        return name if name in posteriors else kebab.get(name, name)
-    if len(posteriors) == 1:
+        kebab = {stem: full for full, stem in file_names(saved).items()}
+        name = name if name in saved else kebab.get(name, name)
+        if name not in saved:
+            raise UnknownNameError("reference", name, saved)
+        return name
+    if len(saved) == 1:
         return None
-    marked = [name for name, one in posteriors.items() if one.saved.get("is_reference")]
-    chains = [name for name, one in posteriors.items() if is_exact_sampler(one)]
-    of_nuts = [name for name in chains if posteriors[name].method == "NUTS"]
+    marked = [name for name, one in saved.items() if one.entry.name == one.reference]
+    chains = [name for name, one in saved.items() if is_exact_sampler(one.entry.fit)]
+    of_nuts = [name for name in chains if saved[name].entry.fit.method == "NUTS"]
     return next((names[0] for names in (marked, of_nuts, chains) if len(names) == 1), None)
 
 
@@ -176,33 +228,27 @@ def _named(argument: str) -> tuple[str, str]:
     return name, path
 
 
-def _common_rows(posteriors: Mapping[str, FilePosterior]) -> Split:
+def _common_rows(saved: Mapping[str, SavedEvaluation]) -> Split:
     """The rows of all files.
 
     Raises:
         DataError: If a file is of other rows than most; names it and one of those.
     """
-    splits = {name: one.split for name, one in posteriors.items()}
-    alike = groups(splits, lambda a, b: not _difference(a, b))
+    alike = groups(saved, lambda a, b: not _difference(a, b))
     most = max(alike, key=len)
     for names in alike:
         if names is not most:
-            other, one = posteriors[names[0]], posteriors[most[0]]
+            other, one = saved[names[0]], saved[most[0]]
             raise DataError(
-                f"{other.path} ({_title(other.split)}) is of other data than {one.path} "
-                f"({_title(one.split)}): {_difference(one.split, other.split)}; compare files of "
-                "one data set and split"
+                f"{names[0]} ({other.title}) is of other data than {most[0]} ({one.title}): "
+                f"{_difference(one, other)}; compare files of one data set and split"
             )
-    named = [name for name in most if posteriors[name].saved.get("data")]
-    return splits[(named or most)[0]]
+    return saved[most[0]].split
 
 
-def _title(split: Split) -> str:
-    return f"{split.name}, split {split.index}"
-
-
-def _difference(a: Split, b: Split) -> str:
-    """Why the rows of two splits are not the same; empty where they are."""
+def _difference(one: SavedEvaluation, two: SavedEvaluation) -> str:
+    """Why the rows of two evaluations are not the same; empty where they are."""
+    a, b = one.split, two.split
     if a.task != b.task:
         return f"the tasks are {a.task} and {b.task}"
     for words, own, other in (("held-out", a.test, b.test), ("training", a.train, b.train)):
@@ -212,7 +258,8 @@ def _difference(a: Split, b: Split) -> str:
     for part in ("inputs", "target"):
         if not _same_units(getattr(a.test, part), getattr(b.test, part)):
             return f"the units of the {part} differ"
-    return ""
+    counts = [len(each.entry.held_out.log_score) for each in (one, two)]
+    return f"{counts[0]:,} and {counts[1]:,} rows were scored" if counts[0] != counts[1] else ""
 
 
 def _unequal(a: Tensor, b: Tensor) -> str:
@@ -232,14 +279,14 @@ def _same_units(a: Standardiser | None, b: Standardiser | None) -> bool:
     return own.shape == other.shape and bool((np.abs(own - other) <= room).all())
 
 
-def _same_model(a: FileModel, b: FileModel) -> bool:
-    """Whether descriptions and densities agree; a model that is not described is like no other."""
-    own, other = a.record, b.record
-    if own is None or other is None or own["description"] != other["description"]:
-        return False
-    first, second = (np.asarray(it["fingerprint"], dtype=float) for it in (own, other))
+def _is_same_model(a: ModelRecord, b: ModelRecord) -> bool:
+    """Whether descriptions and densities agree; one without densities is like no other."""
     return (
-        own["sites"] == other["sites"]
-        and first.shape == second.shape
-        and np.allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        bool(a.fingerprint)
+        and a.description == b.description
+        and a.sites == b.sites
+        and len(a.fingerprint) == len(b.fingerprint)
+        and np.allclose(
+            a.fingerprint, b.fingerprint, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+        )
     )

@@ -14,12 +14,12 @@ from pyro_bnn.plotting.numbers import counted, with_error
 from pyro_bnn.report.compare import Comparison
 from pyro_bnn.report.output.names import warn_of_others
 from pyro_bnn.report.output.page import PageTable, render_page
+from pyro_bnn.report.output.text import WIDTH, grid, marked
 from pyro_bnn.report.splits.run import SplitRun
 from pyro_bnn.report.splits.table import Standing, make_run_table, run_sections, standings
 from pyro_bnn.report.splits.verdicts import run_verdicts
 from pyro_bnn.report.tables.metric import Metric
 from pyro_bnn.report.tables.table import shown
-from pyro_bnn.report.tables.text import WIDTH, grid, marked
 from pyro_bnn.report.verdicts.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -59,6 +59,8 @@ class SplitRun:
         """
         return dataclasses.replace(
             cls.without_posteriors(comparison.split, comparison.seed, lost or {}),
+            num_train=comparison.num_train,
+            num_test=comparison.num_test,
             _table=comparison.table,
             findings=tuple(comparison.findings),
         )

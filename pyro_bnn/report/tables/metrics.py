@@ -70,7 +70,7 @@ def is_tied(method: RankedMethod) -> bool:
 
 def is_biased(method: RankedMethod) -> bool:
     """Whether its chains are of another distribution than the posterior."""
-    return is_biased_sampler(method.entry.posterior)
+    return is_biased_sampler(method.entry.fit)
 
 
 def epistemic_share(method: RankedMethod) -> float | None:
@@ -81,12 +81,12 @@ def epistemic_share(method: RankedMethod) -> float | None:
 
 def log_evidence(method: RankedMethod) -> object:
     """The log evidence, where the engine tells it."""
-    return method.entry.posterior.options.get("log_evidence")
+    return method.entry.fit.options.get("log_evidence")
 
 
 def log_evidence_error(method: RankedMethod) -> object:
     """Its error over islands."""
-    return method.entry.posterior.options.get("log_evidence_error")
+    return method.entry.fit.options.get("log_evidence_error")
 
 
 def loo(method: RankedMethod) -> float | None:
@@ -291,17 +291,17 @@ METRICS = [
     Metric("draws", "entry.num_draws", "draws",
            "Draws of the function behind the scores.", section=COST, text=cells.count,
            after="parameters"),
-    Metric("seconds", "entry.posterior.wall_time", "fit", "Wall time of the fit.",
+    Metric("seconds", "entry.fit.wall_time", "fit", "Wall time of the fit.",
            unit="s", section=COST, runs=OverRuns("Wall time of one fit.", cells.mean)),
-    Metric("threads", "entry.posterior.threads", "threads",
+    Metric("threads", "entry.fit.threads", "threads",
            "CPU threads that the fit used.", section=COST, text=cells.count, is_setting=True,
            runs=OverRuns("Most CPU threads that one fit used.", cells.largest, "largest")),
-    Metric("processes", "entry.posterior.processes", "processes",
+    Metric("processes", "entry.fit.processes", "processes",
            "Fits that ran at a time, each in a process of its own.", section=COST,
            text=cells.count, is_setting=True,
            runs=OverRuns("Most fits that ran at a time, each in a process.", cells.largest,
                          "largest")),
-    Metric("parameters", "entry.posterior.num_parameters", "parameters",
+    Metric("parameters", "entry.fit.num_parameters", "parameters",
            "Numbers that were fitted.", section=COST, text=cells.count),
 ]  # fmt: skip
 """All numbers, in the order of the tables that are written."""

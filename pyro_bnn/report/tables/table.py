@@ -57,7 +57,8 @@ def make_table(
     for place in ranking:
         score, error = place.score, place.standard_error
         method = RankedMethod(by_name[place.name], place, score, error, log_scale)
-        row: dict[str, Any] = {"units": of_scores, "notes": "; ".join(method.entry.notes)}
+        notes = (*method.entry.notes, *method.entry.distance_notes)
+        row: dict[str, Any] = {"units": of_scores, "notes": "; ".join(notes)}
         rows.append(numbers(method, task) | row | under[place.name])
     return pd.DataFrame(rows, index=pd.Index([place.name for place in ranking], name="method"))
 
@@ -75,19 +76,19 @@ def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[st
     methods of one ``evidence`` have ELBOs that compare; ``reference_model`` is ``"same"`` or
     ``"other"`` where there is a distance to the reference.
     """
-    posteriors = {entry.name: entry.posterior for entry in evaluations}
-    models = shared_models(posteriors)
+    fits = {entry.name: entry.fit for entry in evaluations}
+    models = shared_models(fits)
     columns: dict[str, dict[str, Any]] = {
         name: {"model": model.label, "model_number": float("nan") if len(models) == 1 else place}
         for place, model in enumerate(models, start=1)
         for name in model.methods
     }
-    for evidence, names in enumerate(shared_evidences(posteriors), start=1):
+    for evidence, names in enumerate(shared_evidences(fits), start=1):
         for name in names:
             columns[name]["evidence"] = evidence
     for entry in evaluations:
         is_measured = reference is not None and entry.at_rows is not None
-        is_same = is_measured and same_posterior(entry.posterior, posteriors[str(reference)])
+        is_same = is_measured and same_posterior(entry.fit, fits[str(reference)])
         columns[entry.name]["reference_model"] = (
             "" if not is_measured else "same" if is_same else "other"
         )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyro_bnn.posterior.nature import Fault, Nature
-from pyro_bnn.report.evaluation.natures import nature_of
 
 if TYPE_CHECKING:
     from pyro_bnn.report.evaluation.evaluate import Evaluation
@@ -44,7 +43,7 @@ def advice(nature: Nature, fault: Fault) -> str:
 
 def advised(entries: Sequence[Evaluation], fault: Fault) -> str:
     """What to do about a fault of several methods: once where it is the same for all."""
-    return together({entry.name: advice(nature_of(entry.posterior), fault) for entry in entries})
+    return together({entry.name: advice(entry.fit.nature, fault) for entry in entries})
 
 
 def together(steps: Mapping[str, str]) -> str:

@@ -155,7 +155,7 @@ def _cause(group: Sequence[Evaluation], reference: Evaluation | None) -> str:
     Without a reference of the same model the two are not told apart.
     """
     is_shared = reference is not None and all(
-        same_model(entry.posterior, reference.posterior) for entry in group
+        same_model(entry.fit, reference.fit) for entry in group
     )
     if reference in group:
         return (

@@ -20,7 +20,7 @@ from pyro_bnn.diagnostics.convergence import (
 from pyro_bnn.diagnostics.energy_error import MAX_BIAS, variance_bias
 from pyro_bnn.plotting.numbers import number, percent
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import has_members, nature_of
+from pyro_bnn.report.evaluation.natures import has_members
 from pyro_bnn.report.verdicts.advice import advice
 from pyro_bnn.report.verdicts.verdict import FUNCTION, REFIT, UNCHECKED, VerdictRule
 
@@ -38,8 +38,8 @@ def settle(entry: Evaluation) -> str:
 
     Islands of particles are: more of them hold the modes by their weights.
     """
-    nature = nature_of(entry.posterior)
-    are_chains = not (has_members(entry.posterior) or nature.has_islands)
+    nature = entry.fit.nature
+    are_chains = not (has_members(entry.fit) or nature.has_islands)
     if not (are_chains and clusters_of(entry.checks.clusters)):
         return advice(nature, "settling")
     return STACK
@@ -55,7 +55,7 @@ def rhat(entry: Evaluation) -> str:
     checks, within = entry.checks.sampling, entry.checks.rhat_within
     if checks is None or not checks.quantities:
         return ""
-    if not has_members(entry.posterior):
+    if not has_members(entry.fit):
         worst = _worst_rhat(checks)
         apart = clusters_of(entry.checks.clusters)
         found = apart or "the chains have not settled on one posterior"
@@ -90,9 +90,9 @@ def clusters_of(clusters: ChainClusters | None) -> str:
              short="stacked chains, not the posterior", against=FUNCTION).of_each  # fmt: skip
 def stacked(entry: Evaluation) -> str:
     """Chains that were weighted by how they predict, which is not how probable their modes are."""
-    if nature_of(entry.posterior).kind != "stacked":
+    if entry.fit.nature.kind != "stacked":
         return ""
-    told = entry.posterior.options
+    told = entry.fit.options
     weights = ", ".join(
         f"chain {chain}: {weight:.2f}"
         for chain, weight in enumerate(told["weights"], start=1)
@@ -123,7 +123,7 @@ def short_chains(entry: Evaluation) -> str:
 def members(entry: Evaluation) -> str:
     """Members of an ensemble that say different things, by more than each says of itself."""
     checks, within = entry.checks.sampling, entry.checks.rhat_within
-    if checks is None or not has_members(entry.posterior) or not (worst := _worst_rhat(checks)):
+    if checks is None or not has_members(entry.fit) or not (worst := _worst_rhat(checks)):
         return ""
     if checks.worst_rhat <= within:
         return ""
@@ -144,7 +144,7 @@ def sampler_bias(entry: Evaluation) -> str:
     bias = entry.checks.sampler_bias
     if not bias > MAX_BIAS:
         return ""
-    usual = variance_bias(float(np.median(entry.posterior.sample_stats["energy_variance"])))
+    usual = variance_bias(float(np.median(entry.fit.sample_stats["energy_variance"])))
     return (
         f"its steps are too long, everywhere or in places: if all directions are equally stiff, "
         f"its energy errors imply variances off by {percent(bias, 0)} (by {percent(usual, 0)} at "
@@ -157,7 +157,7 @@ def sampler_bias(entry: Evaluation) -> str:
 def few_draws(entry: Evaluation) -> str:
     """Too few effective draws; more draws mend none of chains in clusters."""
     checks = entry.checks.sampling
-    is_apart = bool(clusters_of(entry.checks.clusters)) and not has_members(entry.posterior)
+    is_apart = bool(clusters_of(entry.checks.clusters)) and not has_members(entry.fit)
     found = "" if checks is None or is_apart else " and ".join(_few_draws(checks))
     return found and (
         f"{found}, threshold {MIN_ESS}: its quantiles, sds and R-hat are not precise enough to "
@@ -174,7 +174,7 @@ def divergences(entry: Evaluation) -> str | None:
     if not count:
         return None
     return (
-        f"{count} of {entry.posterior.num_stored_draws} draws diverged, threshold 0: parts of the "
+        f"{count} of {entry.fit.num_stored_draws} draws diverged, threshold 0: parts of the "
         "posterior may be missed"
     )
 
@@ -206,7 +206,7 @@ def passed(entry: Evaluation) -> str:
     checks = entry.checks.sampling
     if checks is None:
         return "it is the posterior itself, in closed form"
-    draws = entry.posterior.num_stored_draws
+    draws = entry.fit.num_stored_draws
     divergent = entry.checks.num_divergent
     counted = "" if divergent is None else f", {divergent} of {draws:,} draws divergent"
     return (

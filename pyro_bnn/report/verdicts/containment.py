@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyro_bnn import infer
 from pyro_bnn.guides import Guide
-from pyro_bnn.report.evaluation.natures import nature_of
 
 if TYPE_CHECKING:
-    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.evaluation.fit_record import FitRecord
 
 MIN_ELBO_GAP = 1.0  # nats, between two fits
 FALSE_ALARMS = 0.05  # of all pairs together
@@ -20,15 +19,15 @@ SIZE = "rank"  # option of which a guide contains those with less
 STARTS = ("init_scale",)  # options that only say where a fit begins
 
 
-def family_of(posterior: PosteriorLike) -> str:
+def family_of(fit: FitRecord) -> str:
     """Name of the guide that a posterior is of, whatever engine found it.
 
     The method of one that is of no guide is a sampler, or a name that is in no family.
     """
-    return nature_of(posterior).family or posterior.method
+    return fit.nature.family or fit.method
 
 
-def contains(guide: PosteriorLike, other: PosteriorLike) -> bool:
+def contains(guide: FitRecord, other: FitRecord) -> bool:
     """Whether a guide that was fitted could have been another method's posterior.
 
     That is where the other one is another fit of the same guide, of a special case of its family,
@@ -73,10 +72,10 @@ def limit_of(num_pairs: int) -> float:
     return max(2.0, NormalDist().inv_cdf(1 - FALSE_ALARMS / num_pairs))
 
 
-def _own_options(posterior: PosteriorLike) -> dict[str, Any]:
+def _own_options(fit: FitRecord) -> dict[str, Any]:
     """Options of the guide, which its family goes by, without those of the fit."""
     of_fit = {field.name for field in fields(infer.SVI)} | {"compiled", *STARTS}
-    return {name: value for name, value in posterior.options.items() if name not in of_fit}
+    return {name: value for name, value in fit.options.items() if name not in of_fit}
 
 
 def _holds(own: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -71,13 +71,12 @@ def what_it_costs(merits: Merits) -> Statement | None:
         return Statement(COST, f"So far {listed(spent)}.")
     if used is None or used.name not in times:
         return None
-    posterior = used.posterior
-    at_once = f", {posterior.processes} fits at a time" if posterior.processes > 1 else ""
-    where, gpu = "", getattr(posterior, "gpu", None)  # which not everybody's posterior tells
-    if gpu is not None:
-        where = f" on {gpu}"
-    elif posterior.threads is not None:
-        where = f" on {counted(posterior.threads, 'thread')}"
+    fit, where = used.fit, ""
+    at_once = f", {fit.processes} fits at a time" if fit.processes > 1 else ""
+    if fit.gpu is not None:
+        where = f" on {fit.gpu}"
+    elif fit.threads is not None:
+        where = f" on {counted(fit.threads, 'thread')}"
     text = f"{in_seconds(times.pop(used.name))} for {used.name}{where}{at_once}"
     if times:
         text += f"; the others {ends(times, in_seconds)}"

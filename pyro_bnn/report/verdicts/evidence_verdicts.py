@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyro_bnn.plotting.numbers import with_error
-from pyro_bnn.report.evaluation.shared_models import point_estimates, same_model
+from pyro_bnn.report.evaluation.shared_models import same_model
 from pyro_bnn.report.verdicts.verdict import Judged, Verdict
 
 if TYPE_CHECKING:
-    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.evaluation.fit_record import FitRecord
 
 WITHOUT_ERROR = ("Exact", "CAVI")  # engines of models whose evidence has a closed form
 STANDARD_ERRORS, MIN_NATS = 2.0, 1.0
@@ -21,7 +21,7 @@ class KnownEvidence(NamedTuple):
     """A log evidence with its error, in nats."""
 
     name: str
-    posterior: PosteriorLike
+    fit: FitRecord
     value: float
     error: float
 
@@ -38,9 +38,9 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
     """
     known: list[KnownEvidence] = []
     for entry in judged.entries:
-        if (found := _known(entry.name, entry.posterior)) is None:
+        if (found := _known(entry.name, entry.fit)) is None:
             continue
-        same = [one for one in known if same_model(one.posterior, found.posterior)]
+        same = [one for one in known if same_model(one.fit, found.fit)]
         if same and same[0].error <= found.error:
             continue
         known = [one for one in known if one not in same] + [found]
@@ -48,7 +48,7 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
         return
     best = max(known, key=lambda one: one.value)
     for other in known:
-        if other is best or not are_comparable(best.posterior, other.posterior):
+        if other is best or best.fit.rows != other.fit.rows:
             continue
         gap, error = best.value - other.value, math.hypot(best.error, other.error)
         is_clear = gap > STANDARD_ERRORS * error and gap >= MIN_NATS
@@ -66,25 +66,10 @@ def evidence_verdicts(judged: Judged) -> Iterator[Verdict]:
         )
 
 
-def _known(name: str, posterior: PosteriorLike) -> KnownEvidence | None:
-    options = posterior.options
-    error = 0.0 if posterior.engine in WITHOUT_ERROR else options.get("log_evidence_error")
+def _known(name: str, fit: FitRecord) -> KnownEvidence | None:
+    options = fit.options
+    error = 0.0 if fit.engine in WITHOUT_ERROR else options.get("log_evidence_error")
     value = options.get("log_evidence")
-    if value is None or error is None or point_estimates(posterior):
+    if value is None or error is None or fit.point_estimates:
         return None
-    return KnownEvidence(name, posterior, float(value), float(error))
-
-
-def are_comparable(one: PosteriorLike, other: PosteriorLike) -> bool:
-    """Whether both evidences are of the same rows, as far as posteriors know, in the same units."""
-    return _rows(one) == _rows(other)
-
-
-def _rows(posterior: PosteriorLike) -> tuple[Any, ...]:
-    """Number of rows, units of y, whether y has densities; nothing of a file, checked before."""
-    program, provenance = (getattr(posterior, name, None) for name in ("program", "provenance"))
-    if program is None or provenance is None:
-        return ()
-    target = provenance.target
-    units = target and (target.loc.flatten().tolist(), target.scale.flatten().tolist())
-    return program.num_data, units, bool(program.likelihood_family.support.is_discrete)
+    return KnownEvidence(name, fit, float(value), float(error))

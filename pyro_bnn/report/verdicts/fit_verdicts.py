@@ -9,7 +9,6 @@ from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.posterior.doubling import MIN_GAIN, STANDARD_ERRORS
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import objective_of, probably_converged
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.evaluation.shared_models import same_evidence
 from pyro_bnn.report.verdicts.advice import advice, advised, sentence
 from pyro_bnn.report.verdicts.containment import MIN_ELBO_GAP, contains, is_below, limit_of
@@ -23,12 +22,12 @@ RICHER = "judge by held-out scores, or try a richer family"
 
 def longer(entry: Evaluation) -> str:
     """What lengthens a fit that still rose, with the number of steps and the seconds."""
-    words, doubling = advice(nature_of(entry.posterior), "unfinished"), entry.checks.doubling
+    words, doubling = advice(entry.fit.nature, "unfinished"), entry.checks.doubling
     if doubling is None:
         return words
     if doubling.is_falling:
         return SMALLER
-    seconds = entry.posterior.wall_time * 2 * doubling.num_steps / max(len(entry.checks.losses), 1)
+    seconds = entry.fit.wall_time * 2 * doubling.num_steps / max(len(entry.checks.losses), 1)
     return f"{words}, to {2 * doubling.num_steps:,} (about {number(seconds, 2)} s)"
 
 
@@ -42,13 +41,13 @@ def trend(entry: Evaluation) -> str | None:
         return (
             f"not converged, the second half of its {doubling.num_steps:,} steps {turned} "
             f"{with_error(abs(doubling.gain), doubling.error)} nats of "
-            f"{objective_of(entry.posterior)}, threshold {number(doubling.limit, 2)}"
+            f"{objective_of(entry.fit)}, threshold {number(doubling.limit, 2)}"
         )
     found = entry.checks.trend
     if found is None or not found.is_rising:
         return None
     return (
-        f"not converged, its smoothed {objective_of(entry.posterior)} still rose by "
+        f"not converged, its smoothed {objective_of(entry.fit)} still rose by "
         f"{with_error(found.gain, found.standard_error)} nats over the last {found.num_steps:,} "
         f"steps, threshold {STANDARD_ERRORS:g} standard errors and {MIN_GAIN:g} nats"
     )
@@ -118,8 +117,8 @@ def containment(judged: Judged) -> Iterator[Said]:
         for other in entries
         if entry is not other
         and not math.isnan(entry.checks.elbo + other.checks.elbo)
-        and contains(entry.posterior, other.posterior)
-        and same_evidence(other.posterior, entry.posterior)
+        and contains(entry.fit, other.fit)
+        and same_evidence(other.fit, entry.fit)
     ]
     for entry in entries:
         own = entry.checks
@@ -137,7 +136,7 @@ def containment(judged: Judged) -> Iterator[Said]:
         gap = best.checks.elbo - own.elbo
         error = math.hypot(best.checks.elbo_error, own.elbo_error)
         of, step = "which it contains as a special case", advised([entry], "optimum")
-        if contains(best.posterior, entry.posterior):
+        if contains(best.fit, entry.fit):
             of, step = "another fit of its family", f"take {best.name}, {step}"
         yield (
             f"{entry.name}: not converged, its ELBO is {with_error(gap, error)} nats below that of "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pyro_bnn.plotting.numbers import number
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.verdicts.verdict import FUNCTION, VerdictRule
 
 LEAST_PARAMETERS = 1.0  # that the spread of a posterior's function is worth
@@ -20,9 +19,9 @@ LEAST_PARAMETERS = 1.0  # that the spread of a posterior's function is worth
              against=FUNCTION, fault="narrow").of_each  # fmt: skip
 def one_map(entry: Evaluation) -> str:
     """Members that are several, and whose predictions are all but one."""
-    members, share = entry.posterior.num_atoms or 1, entry.held_out.epistemic_share
+    members, share = entry.fit.num_atoms or 1, entry.held_out.epistemic_share
     num_rows = entry.checks.num_rows
-    if nature_of(entry.posterior).kind != "members" or members == 1 or not share.size:
+    if entry.fit.nature.kind != "members" or members == 1 or not share.size:
         return ""
     mean = float(share.mean())
     if mean * num_rows >= LEAST_PARAMETERS:

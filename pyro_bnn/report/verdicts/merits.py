@@ -8,7 +8,6 @@ import numpy as np
 
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.evaluation.shared_models import same_posterior
 from pyro_bnn.report.verdicts.verdict import (
     CAVEAT,
@@ -81,7 +80,7 @@ class Merits:
 
     def is_exact(self, name: str) -> bool:
         """Whether a method is the posterior of its network, not of one of infinite width."""
-        return nature_of(self.entries[name].posterior).kind == "exact"
+        return self.entries[name].fit.nature.kind == "exact"
 
     def bars_uncertainty(self, name: str) -> list[str]:
         """Why the uncertainty of a method is not to be used, in a few words each."""
@@ -100,9 +99,7 @@ class Merits:
 
     def is_of_the_judge(self, name: str) -> bool:
         """Whether a method has the judge's model."""
-        return self.judge is not None and same_posterior(
-            self.entries[name].posterior, self.judge.posterior
-        )
+        return self.judge is not None and same_posterior(self.entries[name].fit, self.judge.fit)
 
     def unjudged(self, name: str) -> str:
         """Why the spread of a method was not judged; empty where it was, or is the posterior's."""
@@ -121,7 +118,7 @@ class Merits:
 
     def seconds(self, name: str) -> float:
         """Wall time of a fit; NaN where it is not known."""
-        return float(self.entries[name].posterior.wall_time)
+        return float(self.entries[name].fit.wall_time)
 
     def difference(self, name: str, other: str) -> PairedDifference:
         """Of the log scores of two methods, paired over rows."""

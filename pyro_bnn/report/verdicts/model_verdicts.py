@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.shared_models import (
-    point_estimates,
     same_evidence,
     same_model,
     same_posterior,
@@ -34,7 +33,7 @@ def model_verdicts(judged: Judged) -> Iterator[Verdict]:
 
 
 def _several_models(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
-    models = shared_models({entry.name: entry.posterior for entry in evaluations})
+    models = shared_models({entry.name: entry.fit for entry in evaluations})
     if len(models) > 1:
         parts = "; ".join(
             f"{number}, {model.label}: {', '.join(model.methods)}"
@@ -51,12 +50,12 @@ def _several_models(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
 
 def _several_evidences(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
     """Guides of one model whose ELBOs are conditional on point estimates of their own."""
-    with_elbo = {e.name: e.posterior for e in evaluations if e.posterior.elbo_kind != "none"}
+    with_elbo = {e.name: e.fit for e in evaluations if e.fit.elbo_kind != "none"}
     for model in shared_models(with_elbo):
         evidences = shared_evidences({name: with_elbo[name] for name in model.methods})
         if len(evidences) == 1:
             continue
-        sites = list(point_estimates(with_elbo[model.methods[0]]))
+        sites = list(with_elbo[model.methods[0]].point_estimates)
         more = f" and {len(sites) - MAX_SITES} more" if len(sites) > MAX_SITES else ""
         parts = [" and ".join(group) for group in evidences]
         yield Verdict(
@@ -71,13 +70,13 @@ def _several_evidences(evaluations: Sequence[Evaluation]) -> Iterator[Verdict]:
 
 def _other_reference(evaluations: Sequence[Evaluation], reference: Evaluation) -> Iterator[Verdict]:
     """Distances that are between models, or between point estimates, and not between posteriors."""
-    rest = {e.name: e.posterior for e in evaluations if e.at_rows is not None}
+    rest = {e.name: e.fit for e in evaluations if e.at_rows is not None}
     for is_alike, under, cause in (
         (same_model, "answers under another model", "the prior or the network"),
         (same_evidence, "holds other values of the point estimates", "those values"),
         (same_posterior, "answers under other scales of the priors", "these scales"),
     ):
-        names = [name for name, own in rest.items() if not is_alike(own, reference.posterior)]
+        names = [name for name, own in rest.items() if not is_alike(own, reference.fit)]
         rest = {name: own for name, own in rest.items() if name not in names}
         if names:
             yield Verdict(

@@ -7,7 +7,6 @@ from typing import Any
 
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.verdicts.verdict import REFIT, VerdictRule
 
 MAX_EVIDENCE_ERROR = 0.5  # nats
@@ -18,7 +17,7 @@ FORGOTTEN = 0.2  # correlation of log likelihoods after the moves with those bef
 
 def _told(entry: Evaluation) -> Mapping[str, Any]:
     """What a run of islands tells of itself; nothing of any other method."""
-    return entry.posterior.options if nature_of(entry.posterior).has_islands else {}
+    return entry.fit.options if entry.fit.nature.has_islands else {}
 
 
 @VerdictRule("evidence spread",

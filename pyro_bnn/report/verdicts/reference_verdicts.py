@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pyro_bnn.report.evaluation.account import account
 from pyro_bnn.report.evaluation.natures import is_biased_sampler
-from pyro_bnn.report.ladder.account import account
 from pyro_bnn.report.verdicts.chain_verdicts import defects
 from pyro_bnn.report.verdicts.verdict import Judged, Said, Verdict, VerdictRule
 
@@ -27,7 +27,7 @@ def reference(judged: Judged) -> Iterator[Said]:
         return
     why = "is an approximation, neither exact nor a Markov chain"
     step = "use NUTS chains as the reference"
-    if is_biased_sampler(entry.posterior):
+    if is_biased_sampler(entry.fit):
         why = "is a biased sampler, whose chains do not converge to the posterior"
         step = "use chains of NUTS, HMC or MAMS as the reference"
     elif checks := entry.checks.sampling:
@@ -46,7 +46,7 @@ def climb_verdicts(judged: Judged) -> Iterator[Verdict]:
         judged: All methods, and the reference.
     """
     entry = judged.reference
-    found = None if entry is None else account(entry.posterior)
+    found = None if entry is None else account(entry.fit)
     if entry is None or found is None:
         return
     advice = "" if found.passed else f" {STEP}"

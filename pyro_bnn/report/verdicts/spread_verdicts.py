@@ -14,9 +14,9 @@ from jaxtyping import Bool
 
 from pyro_bnn.diagnostics.row_by_row import RowByRow
 from pyro_bnn.plotting.numbers import number, with_error
-from pyro_bnn.report.evaluation.evaluate import AgainstReference, Evaluation
+from pyro_bnn.report.evaluation.against import AgainstReference
+from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import is_at_mode
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.verdicts.advice import OF_CHAINS, advice, advised, sentence
 from pyro_bnn.report.verdicts.verdict import FUNCTION, Judged, Said, VerdictRule
 
@@ -128,17 +128,17 @@ def elsewhere(entry: Evaluation) -> str:
 
     A fit at a mode that was checked does not move by more steps.
     """
-    nature = nature_of(entry.posterior)
+    nature = entry.fit.nature
     if nature.kind in OF_CHAINS:
         return advice(nature, "settling")
-    longer = "" if is_at_mode(entry.posterior) else f"{advice(nature, 'unfinished')} or "
+    longer = "" if is_at_mode(entry.fit) else f"{advice(nature, 'unfinished')} or "
     first = f"{longer}start elsewhere (init= or another seed)"
     return first if entry.held_out.is_point else f"{first}, then {advice(nature, 'poor family')}"
 
 
 def narrower(entry: Evaluation) -> str:
     """What to do with too wide a spread: one with correlations may not have been fitted out."""
-    nature = nature_of(entry.posterior)
+    nature = entry.fit.nature
     trust = f"{TRUST[:1].lower()}{TRUST[1:]} there"
     if nature.kind in OF_CHAINS:
         return f"{trust}, or {advice(nature, 'settling')}"

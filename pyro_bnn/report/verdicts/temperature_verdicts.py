@@ -6,7 +6,6 @@ from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, MOST_OFF, temperature_o
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.report.evaluation.evaluate import Evaluation
-from pyro_bnn.report.evaluation.natures import nature_of
 from pyro_bnn.report.verdicts.advice import advice
 from pyro_bnn.report.verdicts.verdict import PREDICTIONS, VerdictRule
 
@@ -15,7 +14,7 @@ NAMES = ("kinetic_temperature", "configurational_temperature")
 
 def what_to_do(entry: Evaluation) -> str:
     """What mends each of its faults, each once."""
-    nature = nature_of(entry.posterior)
+    nature = entry.fit.nature
     return "; ".join(dict.fromkeys(_against(fault, nature) for fault, _ in _found(entry)))
 
 
@@ -26,8 +25,7 @@ def _against(fault: Fault, nature: Nature) -> str:
 
 def _found(entry: Evaluation) -> list[tuple[Fault, str]]:
     """What is wrong with the temperature of a method, each fault with its words."""
-    posterior = entry.posterior
-    wanted = float(posterior.options.get("temperature", 1.0))
+    wanted = float(entry.fit.options.get("temperature", 1.0))
     parts: list[tuple[Fault, str]] = []
     if wanted != 1:
         colder = "colder, so too sure" if wanted < 1 else "hotter, so not sure enough"
@@ -37,7 +35,7 @@ def _found(entry: Evaluation) -> list[tuple[Fault, str]]:
         )
         parts.append(("asked temperature", text))
     for name in NAMES:
-        values = posterior.sample_stats.get(name)
+        values = entry.fit.sample_stats.get(name)
         if values is None or values.shape[1] < MIN_DRAWS:
             continue
         found = temperature_of(values, wanted)

@@ -48,9 +48,9 @@ class Judged(NamedTuple):
     def judge(self) -> Evaluation | None:
         """The reference if it is the exact posterior, or unbiased chains without a defect."""
         entry = self.reference
-        if entry is None or is_in_closed_form(entry.posterior):
+        if entry is None or is_in_closed_form(entry.fit):
             return entry
-        if is_biased_sampler(entry.posterior):
+        if is_biased_sampler(entry.fit):
             return None
         checks = entry.checks.sampling
         return entry if checks is not None and checks.can_judge else None
@@ -60,7 +60,7 @@ class Judged(NamedTuple):
         judge = self.judge
         if judge is None:
             return "", []
-        alike = [e for e in self.entries if same_posterior(judge.posterior, e.posterior)]
+        alike = [e for e in self.entries if same_posterior(judge.fit, e.fit)]
         return judge.name, alike
 
 

@@ -17,6 +17,7 @@ from pyro_bnn.diagnostics.ranking import Ranked
 from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.evaluation.evaluate import Evaluation
 from pyro_bnn.report.evaluation.fit_checks import run_checks
+from pyro_bnn.report.evaluation.fit_record import FitRecord
 from pyro_bnn.report.verdicts import (
     calibration_verdicts,
     chain_verdicts,
@@ -61,7 +62,7 @@ def of_run(name: str, posterior: PosteriorLike, split: Split, seed: int) -> list
         seed: Seed of the draws of f.
     """
     checks = run_checks(posterior, split, seed)
-    run = cast("Evaluation", SimpleNamespace(name=name, posterior=posterior, checks=checks))
+    run = cast("Evaluation", SimpleNamespace(name=name, fit=FitRecord.of(posterior), checks=checks))
     judged = Judged([run], None)
     verdicts = [verdict for rule in OF_RUNS for verdict in rule.verdicts(judged)]
     verdicts += converged(judged)

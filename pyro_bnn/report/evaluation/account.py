@@ -15,6 +15,7 @@ from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 
 if TYPE_CHECKING:
     from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.report.evaluation.fit_record import FitRecord
 
 OPTION = "climb"
 """Name of the account among the options of a posterior."""
@@ -137,11 +138,11 @@ class Account:
         return f"{taken}; {self.ended}.{words}"
 
 
-def account(posterior: PosteriorLike) -> Account | None:
+def account(posterior: PosteriorLike | FitRecord) -> Account | None:
     """How a reference was come by; None for a posterior that ``bnn.reference`` did not make.
 
     Args:
-        posterior: Any posterior, also one of a file.
+        posterior: Any posterior, or what a report says of its fit.
 
     Example:
         >>> import torch

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from pyro_bnn.plotting.numbers import counted
 from pyro_bnn.report.evaluation.units import OF_EACH
+from pyro_bnn.report.output.target_tables import target_sections
 from pyro_bnn.report.tables.metric import Metric
 from pyro_bnn.report.tables.table import own_rows, sections, shown
-from pyro_bnn.report.tables.target_tables import target_sections
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
     from pyro_bnn.report.verdicts.verdict import Verdict
 
 WIDTH = 100
@@ -44,13 +44,13 @@ def marked(findings: Sequence[Verdict]) -> Iterator[str]:
 
 def headline(comparison: Evaluations) -> str:
     """What was compared on what, in one sentence."""
-    split, methods = comparison.split, counted(len(comparison.posteriors), "method")
+    split, methods = comparison.split, counted(len(comparison.evaluations), "method")
     target = f"; y is {comparison.units.name}" if split.test.target_name else ""
     taken = sorted({len(one.held_out.function_draws) for one in comparison.evaluations.values()})
     draws = " to ".join(f"{number:,}" for number in dict.fromkeys((taken[0], taken[-1])))
     return (
-        f"{split.name}: {methods} on {len(split.test):,} held-out rows "
-        f"({len(split.train):,} for training), {draws} draws each{target}"
+        f"{split.name}: {methods} on {comparison.num_test:,} held-out rows "
+        f"({comparison.num_train:,} for training), {draws} draws each{target}"
     )
 
 
@@ -58,7 +58,7 @@ def model_lines(comparison: Evaluations) -> list[str]:
     """The models that the methods answer under, a line each."""
     models = comparison.models
     if len(models) == 1:
-        whose = "Model" if len(comparison.posteriors) == 1 else "Model of all methods"
+        whose = "Model" if len(comparison.evaluations) == 1 else "Model of all methods"
         return [f"{whose}: {models[0].label}"]
     return [
         f"Model {number}: {model.label}; of {', '.join(model.methods)}"

@@ -31,7 +31,8 @@ class Evaluations:
     """Posteriors compared on one split: numbers, ranking and verdicts, nothing drawn.
 
     Attributes:
-        posteriors: The posteriors by name, in the order given.
+        evaluations: All numbers by method, in the order given.
+        posteriors: The posteriors themselves by name; none of files, which hold evaluations.
         split: The data they are compared on.
         rows: Those at which all draws are kept: all, or of a large table some, evenly spread.
         reference: Name of the reference, or None.
@@ -39,7 +40,6 @@ class Evaluations:
         seed: Seed of all draws.
         probes: Rows off the data where spreads are compared too; None without a reference, and
             where there are none.
-        evaluations: All numbers by method.
         lost: Why further methods have none, by name.
         ranking: Methods by held-out log score, best first.
         models: The models that the methods answer under, each with its label and its methods.
@@ -50,17 +50,17 @@ class Evaluations:
 
     def __init__(
         self,
-        posteriors: Mapping[str, PosteriorLike],
+        evaluations: Mapping[str, Evaluation],
         split: Split,
         *,
         reference: str | None,
         num_draws: int,
         seed: int,
-        evaluations: Mapping[str, Evaluation],
+        posteriors: Mapping[str, PosteriorLike] | None = None,
         probes: Probes | None = None,
         lost: Mapping[str, str] | None = None,
     ) -> None:
-        self.posteriors = dict(posteriors)
+        self.posteriors = dict(posteriors or {})
         self.split = split
         self.reference = reference
         self.num_draws = num_draws
@@ -74,8 +74,9 @@ class Evaluations:
             {name: entry.held_out.log_score for name, entry in evaluations.items()},
             {name: entry.held_out.log_score_error for name, entry in evaluations.items()},
         )
-        self.models: list[SharedModel] = shared_models(self.posteriors)
-        self.evidences: list[list[str]] = shared_evidences(self.posteriors)
+        fits = {name: entry.fit for name, entry in evaluations.items()}
+        self.models: list[SharedModel] = shared_models(fits)
+        self.evidences: list[list[str]] = shared_evidences(fits)
         self.table: pd.DataFrame = make_table(
             list(self.evaluations.values()), self.ranking, self.units, split.task, reference
         )
@@ -103,6 +104,16 @@ class Evaluations:
         """Decimal places of a number's column in the table; None where each has its own."""
         error = next((metric.error for metric in METRICS if metric.key == key), "")
         return decimals_of(list(self.table[key]), list(self.table[error]) if error else None)
+
+    @property
+    def num_train(self) -> int:
+        """Training rows, also of a large table, of which files keep some."""
+        return max(entry.checks.num_rows for entry in self.evaluations.values())
+
+    @property
+    def num_test(self) -> int:
+        """Held-out rows, each of which has a log score."""
+        return max(len(entry.held_out.log_score) for entry in self.evaluations.values())
 
     @property
     def shares_model(self) -> bool:

@@ -13,7 +13,7 @@ from pyro_bnn.report.tables.metrics import ON_PAGE, RankedMethod
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pyro_bnn.report.evaluation.comparison import Evaluations
+    from pyro_bnn.report.comparison import Evaluations
     from pyro_bnn.report.evaluation.held_out import TargetScores
 
 MEANINGS = {
