@@ -27,6 +27,10 @@ from pyro_bnn.data.written import are_dates, marks, padded_codes
 from pyro_bnn.errors import DataError
 
 WHOLE = re.compile(r"[-+]?(\d+)(?:\.0*)?")
+COMMAS = (
+    "commas in its numbers,",
+    "write decimals with a point, 1.5, and thousands without a separator, 1500",
+)
 TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 MISSING = frozenset({
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -199,8 +203,7 @@ class Fields:
             return Column(name)
         other, commas = text.rows(words), text.rows(set(filter(_has_commas, words)))
         if 2 * (len(text) - len(other) + len(commas)) > len(text):
-            hint = "write decimals with a point, 1.5, and thousands without a separator, 1500"
-            self.refuse(name, commas, "commas in its numbers,", hint)
+            self.refuse(name, commas, *COMMAS)
         if not are_classes:
             self._check_written(name, words)
             if 2 * len(other) < len(text):
@@ -293,6 +296,7 @@ class Fields:
             hint = "the fit had numbers there: write them without zeros in front"
             codes = text.rows(padded_codes(text.values))
             self.refuse(name, codes, "codes with leading zeros", hint)
+            self.refuse(name, text.rows(set(filter(_has_commas, text.values))), *COMMAS)
             values = text.each(map(number, text.values))
         bad = np.flatnonzero(~np.isfinite(values))
         self.refuse(name, bad, "something else than finite numbers,", "mend these fields")
@@ -314,8 +318,10 @@ def number(text: str, words: Mapping[str, float] = TRUTH_VALUES) -> float:
 
 
 def _has_commas(word: str) -> bool:
-    """Whether a field is a number once its commas are points, or are dropped."""
-    return any(not math.isnan(number(word.replace(",", to), {})) for to in (".", ""))
+    """Whether a field is a number only once its commas are points, or are dropped."""
+    return "," in word and any(
+        not math.isnan(number(word.replace(",", to), {})) for to in (".", "")
+    )
 
 
 def _is_lost(text: str) -> bool:

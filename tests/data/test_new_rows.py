@@ -108,6 +108,11 @@ def test_classes_are_those_of_the_fit(
             "age,town,smoker,cost\n1,Rome,1,\n",
             "missing values: 'cost' in 1 row of 1, first in line 2",
         ),
+        (
+            'age,town,smoker\n"1,5",Rome,1\n',
+            "column 'age' holds commas in its numbers, in 1 row, first '1,5' in line 2; write "
+            "decimals with a point",
+        ),
         ("age,town,smoker,cost\n1,Rome,1,?\n", "column 'cost' holds something else than finite"),
         ("age,town,smoker\n1,Rome\n", "line 2: expected 3 fields as in the header, got 2"),
         ("age,town,smoker\n", "has a header but no rows"),
