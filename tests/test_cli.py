@@ -25,6 +25,7 @@ from pyro_bnn.cli import main as cli
 from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.data import names
 from pyro_bnn.errors import BNNWarning, DivergenceError, OptionError
+from pyro_bnn.infer.engine import DrawCounts
 from pyro_bnn.registry import KINDS, entries
 from tests.command_line import Result, run
 from tests.conftest import capturing_nothing
@@ -436,6 +437,7 @@ def test_a_method_that_diverges_does_not_take_the_report_away(
     class Diverging:
         num_steps: int = 20
         batch_size: int | None = None
+        draw_counts = DrawCounts()
 
         def run(self, *args: Any, **options: Any) -> Any:
             raise DivergenceError("the loss is not finite at step 5")

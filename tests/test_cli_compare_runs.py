@@ -21,6 +21,7 @@ from pyro_bnn.cli import many_runs, runs
 from pyro_bnn.cli.methods import make_engines
 from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, DivergenceError
+from pyro_bnn.infer.engine import DrawCounts
 from pyro_bnn.report.compare import compare_all
 from tests.command_line import Result, run
 from tests.plain_runs import run_plainly
@@ -217,6 +218,7 @@ def _diverges_at(monkeypatch: pytest.MonkeyPatch, *names: str, seed: int | None 
         guide: Any
         num_steps: int
         batch_size: int | None
+        draw_counts = DrawCounts()
 
         def run(self, *args: Any, **options: Any) -> Any:
             if seed is None or options["seed"] == seed:

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from pyro_bnn import __version__, data
-from pyro_bnn.arviz_io import save_netcdf
 from pyro_bnn.cli import fits
 from pyro_bnn.cli.saved_fit import SavedFit
 from pyro_bnn.cli.side_by_side import ENDED
 from pyro_bnn.errors import BNNError, DivergenceError, OutputError
 from pyro_bnn.infer.checkpoints.checkpoint import NAME
+from pyro_bnn.report import compare
 from tests.command_line import run
 from tests.rows import houses
 
@@ -361,8 +361,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert run("fit", *options, *tiny).code == 0
     torch.set_num_threads(threads)  # the commands own their process and set them for good
     split = data.load(folder / "houses.csv")
-    tree = SavedFit.load(folder / "fit").posterior.to_arviz(split.train, split.test, 9)
-    save_netcdf(tree, folder / "guide.nc")
+    posterior = SavedFit.load(folder / "fit").posterior
+    compared = compare({"AutoNormal": posterior}, split, num_samples=9)
+    compared.write_draws("AutoNormal", folder / "guide.nc")
     state = folder / "broken" / NAME
     state.write_bytes(state.read_bytes().replace(rb"\"seed\": 0", rb"\"seed\": 9"))
     return folder

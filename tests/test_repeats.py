@@ -183,7 +183,8 @@ class WithoutFits(RunPlan):
             "pid": os.getpid(),
         }
         table = pd.DataFrame([record], index=pd.Index(["NUTS"], name="method"))
-        found = SimpleNamespace(split=rows, seed=seed, table=table, findings=())
+        sizes = {"num_train": len(rows.train), "num_test": len(rows.test)}
+        found = SimpleNamespace(split=rows, seed=seed, table=table, findings=(), **sizes)
         return SimpleNamespace(comparison=found, lost={}, why="")
 
 
