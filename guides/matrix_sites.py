@@ -38,8 +38,8 @@ class MatrixGuide(ScaledGuide, is_base=True):
         Raises:
             SiteError: If it has none.
         """
-        found = tuple(site.name for site in sites if self._is_matrix(site))
-        if not found:
+        matrices = tuple(site.name for site in sites if self._is_matrix(site))
+        if not matrices:
             listed = (
                 f"{site.name} {tuple(site.shape)}{'' if site.is_real else ' (not real)'}"
                 for site in sites
@@ -49,15 +49,19 @@ class MatrixGuide(ScaledGuide, is_base=True):
                 f"{type(self).__name__} needs a real latent site whose value is a matrix [O, I]"
                 f"{filters} with O and I above 1; there are {', '.join(listed)}: use {self.instead}"
             )
-        if not self._shapes:  # else they come with the loaded parameters
-            self._matrices = found
+        if not self._shapes:  # else the loaded parameters bring them
+            self._matrices = matrices
 
     def _is_matrix(self, site: Site) -> bool:
         fits = len(site.shape) == 2 or (self.takes_filters and len(site.shape) > 2)
         return site.is_real and fits and min(site.shape[0], site.shape[1:].numel()) > 1
 
     def by_site(self, factors: Sequence[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
-        """The two factors of each matrix by its site, detached, of ``[G, ...]`` of each group."""
+        """The two factors of each matrix, detached, by the name of its site.
+
+        Args:
+            factors: Both factors ``[G, ...]`` of each group of G matrices of one shape.
+        """
         of_shape = {
             shape: zip(A.detach(), B.detach(), strict=True)
             for shape, (A, B) in zip(self._layout.groups, factors, strict=True)

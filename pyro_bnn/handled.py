@@ -1,4 +1,4 @@
-"""Models under Pyro's handlers, such as ``pyro.condition(model, data)``: what is inside them."""
+"""Models under Pyro's handlers, such as ``pyro.condition(model, data)``: the model inside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unhandled(model: object) -> tuple[object, tuple[Messenger, ...]]:
             model = model.fn
         elif not isinstance(model, functools.partial):
             break
-        elif model.args and isinstance(model.args[0], Messenger):  # of Messenger.__call__
+        elif model.args and isinstance(model.args[0], Messenger):  # made by Messenger.__call__
             handlers.append(model.args[0])
             model = model.args[1]
         else:
@@ -37,7 +37,7 @@ def unhandled(model: object) -> tuple[object, tuple[Messenger, ...]]:
 
 
 def with_handlers(name: str, model: object) -> str:
-    """The name of what is inside, and the handlers around it: ``MLP under condition``."""
+    """A model's name followed by the handlers around it: ``MLP under condition``."""
     _, handlers = unhandled(model)
     words = [type(handler).__name__.removesuffix("Messenger").lower() for handler in handlers]
     return " under ".join([name, *reversed(words)])
@@ -50,12 +50,12 @@ def model_name(model: object) -> str:
 
 
 def module_of(model: object) -> nn.Module | None:
-    """The module that a model is, or that its handlers are around; None of a plain function."""
+    """The module that a model is, or that is inside its handlers; None for a plain function."""
     inner, _ = unhandled(model)
     return inner if isinstance(inner, nn.Module) else None
 
 
 def parameters_of(model: object) -> dict[str, nn.Parameter]:
-    """The parameters of :func:`module_of` a model, by name; none of a plain function."""
+    """The parameters of a model's module, by name; empty for a plain function."""
     module = module_of(model)
     return {} if module is None else dict(module.named_parameters())

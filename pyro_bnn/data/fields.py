@@ -1,4 +1,4 @@
-"""The columns of a table, read from a file or a data frame, and what is said of unusable ones.
+"""The columns of a table, read from a file or a data frame, and the errors of unusable ones.
 
 Encoders of scikit-learn would name neither the column nor the line of a field, and hold each text
 of each row: here each different text stands once, and is looked at once.
@@ -46,7 +46,7 @@ class TextColumn:
     Attributes:
         values: The V different fields.
         codes: Where among these the field of each row is, ``[N]``.
-        categories: Those of a column that is said to be of categories, in order; else None.
+        categories: The categories in order, where a data frame declares them; else None.
     """
 
     values: Sequence[str]
@@ -64,7 +64,7 @@ class TextColumn:
         return np.flatnonzero(self.each(value in values for value in self.values))
 
     def each(self, properties: Iterable[Any]) -> np.ndarray[Any, Any]:
-        """What holds of the V different fields, for the field of each row ``[N]``."""
+        """Properties of the V different fields, repeated for the rows ``[N]``."""
         return np.asarray(np.array(list(properties))[self.codes])
 
     def without_blanks(self) -> TextColumn:
@@ -145,7 +145,7 @@ class Fields:
         return text_columns(self.rows, [self.header.index(name)])[0]
 
     def refuse(self, name: str, rows: Collection[int], what: str, hint: str) -> None:
-        """Refuse a column for what it holds in some rows, where there are any.
+        """Refuse a column if there are rows with values that cannot be used.
 
         Raises:
             DataError: Names the column, the number of rows, and the first field with its place.
@@ -337,7 +337,7 @@ def _beyond(values: np.ndarray[Any, Any]) -> Int[np.ndarray[Any, Any], " n"]:
 
 
 def _fault(header: list[str], min_columns: int) -> str:
-    """What a header has that it should not have; empty where it can be used."""
+    """The fault of a header, in words; empty where the header can be used."""
     if not header:
         return "no columns"
     if len(header) < min_columns:

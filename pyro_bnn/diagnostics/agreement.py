@@ -1,4 +1,4 @@
-r"""What chains agree on that do not mix: how much of the spread is between them, and scores.
+r"""What chains that do not mix agree on: the share of variance between them, and their scores.
 
 Chains that R-hat calls apart are no sample of the posterior. They may still say nearly the same of
 some quantities, and their mixture may predict better than each of them.
@@ -20,7 +20,7 @@ class PooledScore:
 
     Attributes:
         pooled: Mean over rows of the log of the mean density over all draws, nats.
-        each: The same of the draws of one chain ``[C]``.
+        each: The same over the draws of each chain alone ``[C]``.
     """
 
     pooled: float
@@ -38,8 +38,8 @@ def between_share(f: Float[np.ndarray, "C S N F"]) -> Float[np.ndarray, "N F"]:
     .. math:: \frac{B}{B + W}, \qquad
               B = \frac1C \sum_c (\bar f_c - \bar f)^2, \quad W = \frac1C \sum_c \mathrm{Var}_c(f)
 
-    of the draws of all chains together: 0 where chains have one mean, 1 where each stands still at
-    a place of its own. Chains that mix have about 1 / ESS of a chain.
+    of the draws of all chains together: 0 where all chains have the same mean, 1 where each
+    chain stands still at another place. For chains that mix it is about 1 / ESS of one chain.
 
     Args:
         f: Function draws ``[C, S, N, F]``.
@@ -66,7 +66,7 @@ def pooled_score(log_density: Float[np.ndarray, "C S N"]) -> PooledScore:
 
     .. math:: \frac1N \sum_n \log \frac1{CS} \sum_{c, s} p(y_n \mid z_{cs})
 
-    By Jensen's inequality the first is at least the mean of the others.
+    By Jensen's inequality the pooled score is at least the mean of the single ones.
 
     Args:
         log_density: Log density of the targets given each draw.

@@ -2,7 +2,7 @@ r"""Is an objective still improving at the end of its run?
 
 A stochastic objective is a trend plus correlated noise, and a learning rate that falls to zero
 makes every trace flat at its end, converged or not. So time is counted in accumulated learning
-rate, and the trend is told apart from the drop that a falling learning rate brings by itself.
+rate, and the trend is separated from the drop that a falling learning rate causes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Trend:
         gain: Improvement over the window by the trend, in the units of the objective (nats); > 0
             for a loss that falls.
         standard_error: Its standard error, autocorrelation included.
-        largest: Upper 95 % bound of the gain; at most that of the whole fall of the loss, of which
-            the gain is a part where a falling learning rate brings the rest.
+        largest: Upper 95 % bound of the gain, at most the upper bound of the whole fall of the
+            loss: where the learning rate falls, it causes a part of that fall.
         num_steps: Steps in the window.
         num_free: Degrees of freedom of the error.
     """
@@ -52,8 +52,8 @@ class Trend:
     @property
     def detectable(self) -> float:
         """Gain that would have been found in 9 of 10 runs with so much noise, nats."""
-        beyond = _quantile(POWER, self.num_free) * self.standard_error
-        return max(MIN_GAIN, STANDARD_ERRORS * self.standard_error) + beyond
+        power_margin = _quantile(POWER, self.num_free) * self.standard_error
+        return max(MIN_GAIN, STANDARD_ERRORS * self.standard_error) + power_margin
 
     @property
     def noticeable(self) -> float:
@@ -128,12 +128,12 @@ def objective_trend(
     num_free = NUM_BLOCKS - design.shape[1]
     largest = gain + _quantile(CONFIDENCE, num_free) * error
     if design.shape[1] > 2:
-        level = (1 + CONFIDENCE) / 2  # of each of two bounds, of which the lower one is taken
+        level = (1 + CONFIDENCE) / 2  # for each of two bounds: the lower one is taken
         largest = gain + _quantile(level, num_free) * error
-        whole, error_of_whole = (value * length for value in _fall(design[:, :2], blocks[:, 0]))
-        bound = whole + _quantile(level, NUM_BLOCKS - 2) * error_of_whole
+        whole_fall, whole_error = (value * length for value in _fall(design[:, :2], blocks[:, 0]))
+        bound = whole_fall + _quantile(level, NUM_BLOCKS - 2) * whole_error
         largest = min(largest, float(bound))
-        gain = min(gain, largest)  # of a curved fall the trend may take more than there is
+        gain = min(gain, largest)  # the trend can exceed the whole of a curved fall
     return Trend(
         gain=gain, standard_error=error, largest=largest, num_steps=num_steps, num_free=num_free
     )

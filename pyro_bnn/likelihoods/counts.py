@@ -22,8 +22,9 @@ class Poisson(Likelihood):
               \mathrm{E}(y \mid f) = \mathrm{Var}(y \mid f) = e^f
 
     Counts are never standardised. The variance is the mean: for counts that spread more
-    (overdispersion) its intervals are too narrow. The predictive mean :math:`\mathrm{E}\, e^f` is
-    that of a few large draws where f is uncertain; the median is not.
+    (overdispersion) its intervals are too narrow. Where f is
+    uncertain, a few large draws dominate the predictive mean :math:`\mathrm{E}\, e^f`, but not the
+    median.
 
     The density is computed from f itself and loses no digits at large counts; nothing is clipped.
     At f above 88 in float32 (709 in float64) the rate is infinite and the density 0, which engines
@@ -52,7 +53,7 @@ class Poisson(Likelihood):
 
 
 class _Counts(constraints.Constraint):
-    """Numbers 0, 1, 2, ...; its text says what to do of data that are none."""
+    """Numbers 0, 1, 2, ...; errors about other data print its text."""
 
     is_discrete = True
 

@@ -35,11 +35,11 @@ class Marginals(NamedTuple):
 
 
 class ClosedForms(NamedTuple):
-    """Blocks of the prior by what is known of their expectation under q.
+    """Blocks of the prior, by whether their expectation under q has a closed form.
 
     Attributes:
-        expected: Blocks whose expectation is in closed form, with the family of q there.
-        sampled: The others.
+        expected: Blocks with a closed form, each with the family of its marginals under q.
+        sampled: The other blocks, whose expectation is estimated by sampling.
     """
 
     expected: tuple[tuple[PriorBlock, Marginal], ...]
@@ -161,7 +161,7 @@ class Latents:
     def closed_forms(
         self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
     ) -> ClosedForms:
-        """The closed-form entries by what is known of their expectation under q.
+        """The blocks of the prior, by whether their expectation under q has a closed form.
 
         The first call for one set of sites makes tensors, and is not to be captured in a graph.
 
@@ -191,15 +191,15 @@ class Latents:
         """Gather the sites whose prior is of a closed-form family with constant parameters.
 
         Args:
-            probe: The model, evaluated with marks: a prior that is made of values of sites or of
-                parameters has them.
+            probe: The model, evaluated with marks, which show the priors that depend on sites or
+                on parameters.
         """
         by_family: dict[type, list[Member]] = {}
         for site in self.sites:
             msg = probe.latent[site.name]
             fn = base_distribution(msg["fn"])
-            trivial = msg["mask"] is None and isinstance(msg["scale"], float) and msg["scale"] == 1
-            if type(fn) not in FAMILIES or not site.is_real or not trivial:
+            is_plain = msg["mask"] is None and isinstance(msg["scale"], float) and msg["scale"] == 1
+            if type(fn) not in FAMILIES or not site.is_real or not is_plain:
                 continue
             if probe.sources(site.name):
                 continue
@@ -251,6 +251,6 @@ def _block(family: type, members: Sequence[Member]) -> PriorBlock:
 
 
 def _merged(values: Sequence[Tensor]) -> Tensor:
-    """One vector of several, or the number ``[]`` that all its entries are."""
+    """The values as one vector, or as a number ``[]`` if all entries are equal."""
     merged = torch.cat(list(values))
     return merged[0].clone() if len(merged) and bool((merged == merged[0]).all()) else merged

@@ -1,4 +1,4 @@
-"""Where chains start: at points of finite density and gradient, drawn again a few times."""
+"""Where chains start: at points of finite density and gradient, drawn anew until they are found."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
     """Starting points ``[C, P]`` with finite density and gradient.
 
     Args:
-        target: What is sampled.
-        init: What to start at; sites that it leaves out, all by default, start at draws from the
-            prior, others for each chain, and scales at the medians of a few: from a noise scale far
-            below them steps would be too short to come back.
+        target: The density that the chains sample.
+        init: Values to start at. Sites that it leaves out (by default all) start at draws from the
+            prior, another draw for each chain. Their scales start at the medians of a few draws:
+            steps from a noise scale far below its median would be too short to come back.
         num_chains: Number of chains C.
         seed: Seed of the draws.
 
     Raises:
-        DivergenceError: If a chain finds none in ``MAX_STARTS`` tries; names the chain and the
-            sites.
+        DivergenceError: If a chain finds no such point in ``MAX_STARTS`` tries; names the chain
+            and the sites.
     """
     program, potential, data, batches = target
     points = program.initial.expand(num_chains, -1)
     missing = torch.ones(num_chains, dtype=torch.bool, device=points.device)
     for attempt in range(MAX_STARTS):
-        own_seed = stream_seed(seed, attempt)
-        with isolated(own_seed), without_validation():
-            prior = program.prior_draws(num_chains, data.x[:1], own_seed)
+        attempt_seed = stream_seed(seed, attempt)
+        with isolated(attempt_seed), without_validation():
+            prior = program.prior_draws(num_chains, data.x[:1], attempt_seed)
             prior = at_medians(program, prior, seed)
-            tried = _candidates(program, init, prior, seed + attempt)
-            points = torch.where(missing.unsqueeze(-1), tried, points)
+            candidates = _candidates(program, init, prior, seed + attempt)
+            points = torch.where(missing.unsqueeze(-1), candidates, points)
             value, grad = potential(points, *data)
         missing = ~(value.isfinite() & grad.isfinite().all(-1))
         if not bool(missing.any()):
@@ -63,8 +63,8 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
 def known_before(target: TargetDensity, init: Init, seed: int) -> tuple[Tensor, Tensor] | None:
     """Draws ``[n, P]`` of the Gaussian that chains start at, and the gradients of U there.
 
-    They show the posterior's widths before any draw of it. Of a mixture they would show how far
-    its components are apart; None for that, and for all else.
+    They show the widths of the posterior before it has been sampled. Draws of a mixture would show
+    the distances between its components instead, so a mixture gives None, as any other start does.
     """
     guide = getattr(init, "guide", None)
     if not isinstance(guide, Guide):

@@ -1,7 +1,7 @@
-"""The numbers of a report, each written once: what it is taken from, how it reads, what it means.
+"""The numbers of a report, each defined once: its source, its format, its meaning.
 
 A number is one entry of `METRICS`. The tables of one comparison, of several targets and of several
-runs are walks along that list.
+runs take their columns from that list.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ NATS = "nats per row"
 
 
 class RankedMethod(NamedTuple):
-    """What the numbers of a row are taken from.
+    """A method, its place and its scores: the source of the numbers of a row.
 
     Attributes:
         entry: All numbers of the method.
         place: Its place in the ranking.
         log_score: Mean held-out log score, of one target or of all.
         log_score_error: Its standard error.
-        log_scale: What a log density loses on the way to the user's units.
-        target: Scores of the one target that a row is about.
+        log_scale: Nats that a log density loses by conversion to the user's units.
+        target: Scores of one target, in a table of targets; else None.
     """
 
     entry: Evaluation
@@ -69,18 +69,18 @@ def is_tied(method: RankedMethod) -> bool:
 
 
 def is_biased(method: RankedMethod) -> bool:
-    """Whether its chains are of another distribution than the posterior."""
+    """Whether its chains converge to another distribution than the posterior."""
     return is_biased_sampler(method.entry.fit)
 
 
 def epistemic_share(method: RankedMethod) -> float | None:
-    """Mean over rows of the share of the variance that is of the function."""
+    """Mean over rows of the share of the predictive variance that comes from the function."""
     shares = method.entry.held_out.epistemic_share
     return float(shares.mean()) if shares.size else None
 
 
 def log_evidence(method: RankedMethod) -> object:
-    """The log evidence, where the engine tells it."""
+    """The log evidence, where the engine computes it."""
     return method.entry.fit.options.get("log_evidence")
 
 
@@ -102,7 +102,7 @@ def loo_error(method: RankedMethod) -> float | None:
 
 
 def quantile(attributes: str, level: float) -> Value:
-    """A quantile over rows of numbers that attributes lead to."""
+    """The quantile over rows of the numbers at a path of attributes."""
 
     def value(method: RankedMethod) -> float | None:
         rows = value_of(attributes, method)
@@ -115,9 +115,9 @@ def against_reference(suffix: str, at: str, rows: str) -> list[Metric]:
     """Numbers against the reference at some rows; the ratio and the shift are medians over them.
 
     Args:
-        suffix: Of their names.
-        at: Attribute of an evaluation that has them.
-        rows: What the rows are.
+        suffix: Ends the names of the numbers.
+        at: The attribute of an evaluation that holds the numbers.
+        rows: The rows, in words.
     """
     at, where = f"entry.{at}", suffix.replace("_", " ")
     return [
@@ -315,7 +315,7 @@ FIRST: dict[str, Text] = {
 
 
 def in_order_of_the_page(metrics: Iterable[Metric]) -> list[Metric]:
-    """Metrics with those moved that stand behind another."""
+    """The order of columns on the page: a metric with ``after`` follows the one named there."""
     metrics = list(metrics)
     ordered = [metric for metric in metrics if not metric.after]
     for metric in metrics:

@@ -1,8 +1,8 @@
 """The answer: which posterior to use, why, what it costs, and what would change that.
 
-It says nothing of its own. A method is used, or kept from something, by the verdicts on it
-(`VerdictRule.against`); who is behind in score is what the ranking says; the rest is numbers of the
-table.
+The answer adds no judgement. The verdicts decide whether a method is used, and for what
+(`VerdictRule.against`); the ranking decides which methods are behind in score; all other numbers
+come from the table.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ def answer(merits: Merits) -> Answer:
         *(say(merits) for say in (not_for_uncertainty, refit_first, still_open)),
         *(say(merits) for say in (why_the_tie, what_it_costs, what_would_change)),
     )
-    return Answer(headline(merits), tuple(one for one in statements if one is not None), status)
+    return Answer(
+        headline(merits),
+        tuple(statement for statement in statements if statement is not None),
+        status,
+    )
 
 
 def status_of(merits: Merits, name: str) -> str:
-    """What decides whether a method is used."""
+    """How far a method can be used."""
     if merits.used is not None and merits.used.name == name:
         return USE
     if not merits.is_fit(name):
@@ -53,7 +57,7 @@ def status_of(merits: Merits, name: str) -> str:
 
 
 def headline(merits: Merits) -> str:
-    """Whom to trust, and whether the scores tell methods apart."""
+    """Which method to trust, and whether the scores distinguish the methods."""
     used, judge = merits.used, merits.judge
     if used is None:
         first = "Trust none of these fits yet."
