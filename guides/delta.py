@@ -57,5 +57,5 @@ class AutoDelta(Guide):
         return self.loc.expand(len(levels), -1)
 
     def sample_z(self) -> Tensor:
-        """The estimate, ``[P]``, without a statement."""
+        """The estimate, ``[P]``, without a Pyro sample statement."""
         return self.loc

@@ -1,4 +1,4 @@
-"""The file ``training.safetensors`` of a fit: training rows, to which new rows are measured."""
+"""The file ``training.safetensors`` of a fit: the rows that distances are measured to."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MOST_ROWS, MOST_NUMBERS = 10_000, 1 << 21  # 8 MiB
 
 
 def novelty(x: Float[Tensor, "N ..."], columns: Sequence[Column], seed: int) -> Novelty:
-    """What distances are measured to: the training rows, or of many a random sample of 10,000.
+    """The rows that distances are measured to: all training rows, or a random sample of 10,000.
 
-    Of more than 209 inputs there are fewer rows, 2^21 numbers together. To a new row a sample is
-    as exchangeable as the whole, so p-values hold; narrow gaps are harder to see.
+    With more than 209 inputs the sample is smaller: 2^21 numbers in total. A new row is as
+    exchangeable with the sample as with all rows, so p-values hold; narrow gaps are harder to see.
 
     Args:
         x: Training inputs in the model's units: rows ``[N, I]``, or images.
-        columns: Columns that the I inputs are of.
-        seed: Of the sample, which is drawn without replacement.
+        columns: The columns that became the I inputs.
+        seed: Seed of the sample, which is drawn without replacement.
     """
     rows = x.reshape(len(x), -1)
     most = max(1, min(MOST_ROWS, MOST_NUMBERS // rows.shape[1]))
@@ -52,10 +52,10 @@ def write(novelty: Novelty, path: Path) -> None:
 
 
 def read(path: Path, columns: Sequence[Column]) -> Novelty:
-    """What was written.
+    """Read what `write` wrote.
 
     Raises:
-        FileFormatError: If the file is missing, damaged, foreign or newer, or not of these columns.
+        FileFormatError: If the file is missing, damaged, foreign or newer, or has other columns.
     """
     document = read_tensors(path)
     if document.get("format") != FORMAT or document.get("version") != VERSION:

@@ -1,4 +1,4 @@
-"""When a graph is compiled: where the run is long enough to gain from it."""
+"""Whether a graph is compiled: yes if the run is long enough to gain from it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ from typing import Literal
 
 from pyro_bnn.errors import OptionError
 
-COMPILE_TIME = 7.0  # seconds by Inductor, with an empty cache
-
-
-C_TIME = 1.0  # seconds by a C compiler, of a step of few numbers
-
-
-GAIN_PER_CALL = 7.5e-4  # seconds that a compiled step of a small network saves
-
-
-GAIN_PER_NUMBER = 1e-8  # and for each parameter of a large one
+COMPILE_TIME = 7.0  # seconds that Inductor takes, with an empty cache
+C_TIME = 1.0  # seconds that a C compiler takes for a step of few numbers
+GAIN_PER_CALL = 7.5e-4  # seconds that a compiled step of a small network saves at each call
+GAIN_PER_NUMBER = 1e-8  # seconds that it saves for each parameter, of a large network
 
 
 def check_compile(value: object) -> None:
@@ -36,13 +30,13 @@ def is_compiled(
 ) -> bool:
     """Whether a graph is compiled.
 
-    A rule of sizes alone, not of measured times, so that a run with one seed stays the same.
+    The rule takes sizes alone, no measured times, so that a run with one seed stays the same.
 
     Args:
         option: The engine's option ``compile``.
         num_calls: How often the graph is replayed.
-        num_numbers: Parameters that it moves.
-        seconds: How long that takes; default ``COMPILE_TIME``.
+        num_numbers: Number of parameters that the graph updates.
+        seconds: How long the compiler takes; default ``COMPILE_TIME``.
     """
     if option != "auto":
         return option

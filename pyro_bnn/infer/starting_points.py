@@ -19,9 +19,9 @@ MEDIAN_DRAWS = 15  # as ``pyro.infer.autoguide.init_to_median``
 def starting_points(
     program: Program, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
 ) -> Tensor:
-    """Starting points z ``[n, P]`` from ``init``; without it the default.
+    """Starting points z ``[n, P]`` from ``init``; without ``init`` the default, n times.
 
-    Point-estimated parameters of the program are set from a module or a posterior on the way.
+    A module or a posterior as ``init`` also sets the program's point-estimated parameters.
 
     Args:
         program: The model as tensor functions.
@@ -73,7 +73,7 @@ def one_start(program: Program, seed: int) -> Tensor:
 
     Args:
         program: The model as tensor functions.
-        seed: Seed of the draws that medians are taken of.
+        seed: Seed of the draws whose medians are taken.
     """
     return at_medians(program, program.initial.clone(), seed)
 
@@ -91,11 +91,11 @@ def at_medians(program: Program, z: Tensor, seed: int) -> Tensor:
 def check_posterior(program: Program, init: Posterior) -> None:
     """Check that a posterior is of this network, and take its point-estimated parameters.
 
-    Its prior, its likelihood and its data may be others.
+    Its prior, its likelihood and its data may differ.
 
     Raises:
-        OptionError: If its draws have values of their own of such parameters.
-        SiteError: If it has other sites, or another function of them.
+        OptionError: If each of its components has its own values of these parameters.
+        SiteError: If it has other sites, or its network is another function of them.
     """
     if init.program.member_params:
         raise OptionError(
@@ -107,9 +107,9 @@ def check_posterior(program: Program, init: Posterior) -> None:
     if theirs != ours:
         raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
     _set_params(program, init.params)
-    own, other = (_outputs(some, program.example.x[:2]) for some in (program, init.program))
-    if own.shape != other.shape or not torch.allclose(
-        own, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+    f, init_f = (_outputs(each, program.example.x[:2]) for each in (program, init.program))
+    if f.shape != init_f.shape or not torch.allclose(
+        f, init_f, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
     ):
         raise SiteError(
             "init is a posterior over sites of these names and shapes, but its network has other "
@@ -119,7 +119,7 @@ def check_posterior(program: Program, init: Posterior) -> None:
 
 
 def _outputs(program: Program, x: Tensor) -> Tensor:
-    """F of some rows at one z, on the CPU, to tell networks apart."""
+    """The outputs f of some rows at one z, on the CPU; other networks have other outputs."""
     z = torch.arange(1, program.num_latents + 1).sin().to(program.initial)
     with torch.no_grad():
         f = program.function(z, x.to(program.device), program.params)
@@ -136,9 +136,10 @@ def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
     for name, value in trained.items():
         if shapes.get(name) == value.shape:
             by_name[name] = value
-        for own in (name, f"net.{name}"):
-            if own in program.params and program.params[own].shape == value.shape:
-                params[own] = value
+        for param_name in (name, f"net.{name}"):
+            param = program.params.get(param_name)
+            if param is not None and param.shape == value.shape:
+                params[param_name] = value
     if len(by_name) + len(params) == len(trained):
         _set_params(program, params)
         return _site_values(by_name, nested)
@@ -156,7 +157,7 @@ def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
 def _site_values(
     weights: Mapping[str, Tensor], nested: Mapping[str, Hierarchy]
 ) -> dict[str, Tensor]:
-    """Values of sites at which the weights have given values."""
+    """Values of the sites that make up these weights."""
     values: dict[str, Tensor] = {}
     for name, value in weights.items():
         values |= nested[name].values_at(value) if name in nested else {name: value}

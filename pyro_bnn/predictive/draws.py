@@ -27,7 +27,7 @@ class Draws:
             over and gives the same ones.
         num_draws: Number of draws S.
         num_chains: Number of chains C that they come from, one after the other.
-        atoms: The K points that all draws are of, where there are so few.
+        atoms: The K points that all draws repeat, where a posterior has K points only.
     """
 
     blocks: Callable[[], Iterator[Float[Tensor, "B Q"]]]
@@ -44,23 +44,23 @@ class Draws:
         return self.num_draws
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, in a file or not, has the draws themselves in place of what makes them."""
+        """Copies and pickles hold the draws themselves, not the function that makes them."""
         return _copied, (self.together().flatten(0, 1), self.num_chains, self.atoms)
 
     def chunks(self, size: int) -> Iterator[Float[Tensor, "s Q"]]:
         """The draws in chunks of ``size``, the last one with what is left."""
-        held: list[Tensor] = []
+        collected: list[Tensor] = []
         for block in self.blocks():
             rest = block
             while len(rest):
-                missing = size - sum(map(len, held))
-                held.append(rest[:missing])
+                missing = size - sum(map(len, collected))
+                collected.append(rest[:missing])
                 rest = rest[missing:]
-                if len(held[-1]) == missing:
-                    yield torch.cat(held) if len(held) > 1 else held[0]
-                    held.clear()
-        if held:
-            yield torch.cat(held) if len(held) > 1 else held[0]
+                if len(collected[-1]) == missing:
+                    yield torch.cat(collected) if len(collected) > 1 else collected[0]
+                    collected.clear()
+        if collected:
+            yield torch.cat(collected) if len(collected) > 1 else collected[0]
 
     def together(self) -> Float[Tensor, "C S Q"]:
         """All draws ``[C, S/C, Q]`` at once, each held once while they are collected."""
@@ -73,7 +73,7 @@ def _copied(z: Float[Tensor, "S Q"], num_chains: int, atoms: Atoms | None) -> Dr
 
 
 def together(parts: Iterable[Float[Tensor, "s ..."]], num_draws: int) -> Float[Tensor, "S ..."]:
-    """Parts of draws as one tensor ``[S, ...]``, each held once; what is over S goes."""
+    """Parts of draws as one tensor ``[S, ...]``, each held once; rows beyond S are dropped."""
     whole, start = torch.empty(0), 0
     for part in parts:
         if not start:
@@ -112,8 +112,8 @@ def draws_of_atoms(points: Float[Tensor, "K Q"], num_draws: int, seed: int) -> D
     size = max(1, min(STORED_AT_ONCE, WORKING_SET // max(1, points[0].nbytes)))
 
     def blocks() -> Iterator[Tensor]:
-        for some in order.split(size):
-            yield points[some]
+        for numbers in order.split(size):
+            yield points[numbers]
 
     return Draws(blocks, num_draws, atoms=Atoms(points, order))
 
@@ -124,9 +124,9 @@ def stored_draws(
     *,
     like: Tensor | None = None,
 ) -> Draws:
-    """Chosen ones ``[s]`` of the draws that are stored for each chain.
+    """The draws at chosen positions ``[s]`` of every chain's store.
 
-    They may be stored in a file that is larger than the memory: a few are copied at once.
+    The store may be a file larger than the memory, so a few draws are copied at once.
 
     Args:
         z: Draws ``[C, S, Q]`` of C chains.

@@ -1,4 +1,4 @@
-"""Operations that are not written in C as they are, in terms of those that are."""
+"""Rules that express operations without C code of their own in operations that have it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     }
     return rules | {
         aten.embedding.default: functools.partial(_embedding, rules[aten.embedding.default]),
-        # torch's own of these two look at dtypes, and import sympy to do so
+        # torch's own rules for these two look at dtypes, and import sympy to do so
         aten.addmm.default: _addmm,
         aten.softplus_backward.default: _softplus_backward,
         aten.dot.default: lambda a, b: (a * b).sum(),
@@ -89,7 +89,7 @@ def _diagonal_scatter(
 def _cholesky(
     x: Tensor, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The factor L of x = L L', and 0: of what has none it is not finite."""
+    """The factor L of x = L L', not finite where x has none, and 0 as the error code."""
     n = _small(x)
     if upper or check_errors:
         raise CaptureError("this form of a Cholesky factorisation is not written in C")
@@ -106,17 +106,17 @@ def _cholesky(
 def _solve_triangular(
     a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
-    """X of A X = B, a row at a time; of X A = B where not ``left``."""
+    """Solve A X = B for X, a row at a time; X A = B if not ``left``."""
     if unitriangular:
         raise CaptureError("a triangle of ones on its diagonal is not written in C")
     if not left:
         return _solve_triangular(a.mT, b.mT, upper=not upper).mT
     n = _small(a)
-    found: dict[int, Tensor] = {}
+    solved: dict[int, Tensor] = {}
     for i in reversed(range(n)) if upper else range(n):
-        found[i] = b[..., i, :] / a[..., i, i].unsqueeze(-1)
-        b = b - a[..., :, i].unsqueeze(-1) * found[i].unsqueeze(-2)
-    return torch.stack([found[i] for i in range(n)], -2)
+        solved[i] = b[..., i, :] / a[..., i, i].unsqueeze(-1)
+        b = b - a[..., :, i].unsqueeze(-1) * solved[i].unsqueeze(-2)
+    return torch.stack([solved[i] for i in range(n)], -2)
 
 
 def _small(x: Tensor) -> int:

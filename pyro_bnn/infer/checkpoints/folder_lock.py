@@ -12,26 +12,26 @@ from pathlib import Path
 from pyro_bnn.errors import OptionError
 
 LOCK_FILE = ".lock"
-"""On Windows, which locks files only; it stays, and says nothing of a run."""
+"""The locked file on Windows, which cannot lock folders. It stays when the run has ended."""
 
 
 @contextmanager
 def locked(folder: Path, refusal: str | None = None) -> Iterator[int]:
-    """Hold a folder, which exists, until the end of the block or of the process, however it ends.
+    """Lock an existing folder until the block or the process ends, however it ends.
 
-    The folder itself is locked where it can be, so that no end of a run leaves a file of it. On a
-    network file system that tells apart runs of one machine. Where the disk knows no locks, nothing
-    is held.
+    The folder itself is locked where the system can do that, so that no lock file is left over.
+    On a network file system the lock excludes runs on the same machine only. On a disk without
+    locks nothing is locked.
 
     Args:
         folder: The folder.
-        refusal: What is said if another run holds it; default that it saves to it.
+        refusal: The error's message if another run holds the lock; None for one on saving.
 
     Yields:
-        A handle of what is locked.
+        The descriptor of the locked file or folder.
 
     Raises:
-        OptionError: If another run holds it.
+        OptionError: If another run holds the lock.
     """
     from filelock import lock_descriptor, unlock_descriptor
 
@@ -50,5 +50,5 @@ def locked(folder: Path, refusal: str | None = None) -> Iterator[int]:
         yield handle
     finally:
         with contextlib.suppress(OSError):
-            unlock_descriptor(handle)  # which reaches forked children too
+            unlock_descriptor(handle)  # closing alone would leave the lock to forked children
         os.close(handle)

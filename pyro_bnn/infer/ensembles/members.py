@@ -33,10 +33,10 @@ def members_start(
     """Get members ready that are fits of one engine; the first has the seed of the ensemble.
 
     Args:
-        engine: Of a guide's posterior, not of chains.
+        engine: Fits a guide; no sampler of chains.
         num_members: Number of members K.
         problem: Model and data.
-        options: Of the ensemble beside the engine's.
+        options: Options of the ensemble, beside those of the engine.
 
     Raises:
         OptionError: If the engine has chains, or trains parameters of the model, of which a mixture
@@ -58,12 +58,13 @@ def members_start(
     starts, tasks = [], []
     for k in range(num_members):
         seed = derived_seed(problem.seed, MEMBER + k) if k else problem.seed
-        own = dataclasses.replace(problem, seed=seed, engine=name_of(engine))
+        member_problem = dataclasses.replace(problem, seed=seed, engine=name_of(engine))
         with isolated(seed):
-            start = engine.start(own)
+            start = engine.start(member_problem)
         starts.append(start)
-        # without what has been traced of it here, and with the rows that the engine holds out
-        tasks.append(functools.partial(_fitted, engine, dataclasses.replace(own, progress=False)))
+        # a task starts anew: its problem is not traced yet, and has all rows
+        silent = dataclasses.replace(member_problem, progress=False)
+        tasks.append(functools.partial(_fitted, engine, silent))
     made = {**options, "member": name_of(engine), **starts[0].options}
 
     def make(saves: Checkpoint) -> GuidesRun:
@@ -77,12 +78,12 @@ def members_start(
 
 
 class GuidesRun(Run[GuidePosterior]):
-    """A step is one of each member that has not come to its end.
+    """One step moves each member that is not done.
 
     Args:
-        runs: Of the members.
-        problems: What each is about.
-        options: Of the ensemble.
+        runs: The run of each member.
+        problems: Model and data of each member.
+        options: Options of the ensemble.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class GuidesRun(Run[GuidePosterior]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all members are."""
+        """Whether all members are done."""
         return all(run.is_done for run in self.runs)
 
     def begin(self) -> None:
@@ -127,8 +128,8 @@ class GuidesRun(Run[GuidePosterior]):
     def state(self) -> State:
         """Those of the members; see ``Resumable``."""
         states = [run.state() for run in self.runs]
-        own = {key: states[0][key] for key in ("place", "compile_path")}
-        return {**own, "step": self.step, "members": states}
+        common = {key: states[0][key] for key in ("place", "compile_path")}
+        return {**common, "step": self.step, "members": states}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a state; see ``Resumable``.
@@ -136,30 +137,30 @@ class GuidesRun(Run[GuidePosterior]):
         Raises:
             ValueError: If it has another number of members.
         """
-        for run, own in zip(self.runs, state["members"], strict=True):
-            if own is None:  # of members that were fitted apart this one had not come to its end
+        for run, member_state in zip(self.runs, state["members"], strict=True):
+            if member_state is None:  # fitted as a task, which had not ended
                 run.begin()
             else:
-                run.restore(own)
+                run.restore(member_state)
         self.step = state["step"]
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior | None:
         """The mixture of the members' guides; None before each has one."""
         pairs = zip(self.runs, self.problems, strict=True)
-        reached = [run.posterior(own, saves) for run, own in pairs]
-        found: list[GuidePosterior] = [each for each in reached if each is not None]
-        if len(found) < len(reached):
+        reached = [run.posterior(member_problem, saves) for run, member_problem in pairs]
+        members: list[GuidePosterior] = [each for each in reached if each is not None]
+        if len(members) < len(reached):
             return None
-        mixture = functools.partial(AutoGuideMixture, members=[each.guide for each in found])
+        mixture = functools.partial(AutoGuideMixture, members=[each.guide for each in members])
         guide = new_guide(mixture, problem.program)
         losses: list[float] = []
-        if len({len(each.losses) for each in found}) == 1:
-            losses = np.mean([each.losses for each in found], 0).tolist()
-        options = {**_common(found), **self.options, "member": found[0].method}
-        told = [each.doubling for each in found if each.doubling is not None]
+        if len({len(each.losses) for each in members}) == 1:
+            losses = np.mean([each.losses for each in members], 0).tolist()
+        options = {**_common(members), **self.options, "member": members[0].method}
+        doublings = [each.doubling for each in members if each.doubling is not None]
         doubling = None
-        if len(told) == len(found):  # of the member that has most left to gain
-            doubling = max(told, key=lambda own: (own.is_unfinished, not own.is_judged, own.gain))
+        if len(doublings) == len(members):  # of the member that has most left to gain
+            doubling = max(doublings, key=lambda d: (d.is_unfinished, not d.is_judged, d.gain))
         return problem.guide_posterior(guide, saves, options, losses=losses, doubling=doubling)
 
 
@@ -170,9 +171,9 @@ class ApartRun(GuidesRun):
 
     Args:
         tasks: Each returns the state of a member at its end.
-        runs: As of the base class, which take these states.
-        problems: What each is about.
-        options: Of the ensemble.
+        runs: The run of each member, which is restored to the state that its task returns.
+        problems: Model and data of each member.
+        options: Options of the ensemble.
     """
 
     unit: ClassVar[str] = "member"
@@ -207,15 +208,16 @@ class ApartRun(GuidesRun):
         self.step += 1
 
     def reached(self) -> tuple[int, float | None]:
-        """Number of members done; it is no step that an objective is told of."""
+        """Number of members done; no objective belongs to it."""
         return self.step, None
 
     def state(self) -> State:
         """Those of the members; see ``Resumable``."""
         states = [run.state() if run.is_done else None for run in self.runs]
+        paths = [each["compile_path"] for each in states if each is not None]
         return {
             "place": f"member {self.step} of {len(self.runs)}",
-            "compile_path": next((own["compile_path"] for own in states if own is not None), None),
+            "compile_path": next(iter(paths), None),
             "step": max(run.step for run in self.runs),
             "members": states,
         }
@@ -230,7 +232,7 @@ def _fitted(engine: Engine[Any], problem: Problem) -> State:
     """The state of a member at its end."""
     began = time.perf_counter()
     with isolated(problem.seed), unchanged(problem.model):
-        start = engine.start(problem)  # traces the model, of whose draws a run may start
+        start = engine.start(problem)  # tracing draws from the prior, where a run may start
         saves = Checkpoint(device=start.problem.program.device, start=began)
         run = start.make(saves)
         drive(run, saves)
@@ -250,10 +252,10 @@ def require_weights(engine: Engine[Any]) -> None:
         )
 
 
-def _common(found: Sequence[GuidePosterior]) -> dict[str, Any]:
+def _common(members: Sequence[GuidePosterior]) -> dict[str, Any]:
     """Options of all members: one value, or a list where they differ, as tuned ones do."""
-    values = {name: [each.options[name] for each in found] for name in found[0].options}
-    return {k: own[0] if all(v == own[0] for v in own) else own for k, own in values.items()}
+    values = {name: [each.options[name] for each in members] for name in members[0].options}
+    return {k: v[0] if all(each == v[0] for each in v) else v for k, v in values.items()}
 
 
 def engine_of(member: Engine[Any] | GuideSpec, **options: Any) -> Engine[Any]:
@@ -263,8 +265,8 @@ def engine_of(member: Engine[Any] | GuideSpec, **options: Any) -> Engine[Any]:
         OptionError: If it is neither an engine nor a class of guides, or a partial of one.
     """
     spec = getattr(member, "guide", None) if isinstance(member, SVI) else member
-    made = spec.func if isinstance(spec, functools.partial) else spec
-    is_guide = isinstance(made, type) and issubclass(made, Guide)
+    guide_class = spec.func if isinstance(spec, functools.partial) else spec
+    is_guide = isinstance(guide_class, type) and issubclass(guide_class, Guide)
     if not (is_guide or (isinstance(member, Engine) and spec is member)):
         raise OptionError(
             "a member is a guide class of pyro_bnn.guides, or a partial of one, of which each is "

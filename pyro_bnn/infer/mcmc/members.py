@@ -4,7 +4,7 @@ Member k descends from a draw of the prior on
 
 .. math:: U(z) = -\tfrac{N}{N - H} \sum_{n \notin \text{held}} \log p(y_n \mid x_n, z) - \log p(z)
 
-with H rows held out, by Adam, and stays where the held-out rows had their highest likelihood.
+with H rows held out, by Adam, and ends where the held-out rows had their highest likelihood.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pyro_bnn.infer.steps.potentials import of_one
 
 HELD_OUT = 0.1  # of the rows
 LOOK = 10  # steps between two looks at the held-out rows
-PATIENCE = 30  # looks without a better one of any member, after which all have stopped
+PATIENCE = 30  # looks in a row at which no member has improved, then all stop
 MOST_STEPS = 20_000
 
 
 def train(problem: Problem, starts: Tensor, learning_rate: float) -> Tensor:
-    """Members at the best of their held-out rows ``[K, P]``.
+    """Members ``[K, P]``, each where its held-out rows were likeliest.
 
     Args:
         problem: Model and data; its seed chooses the held-out rows, a tenth, the same for all.
@@ -79,7 +79,7 @@ def _descend(
         if step % LOOK:
             continue
         score = held_out(z)
-        better = score > best_score  # not where it is not a number
+        better = score > best_score  # False where the score is NaN
         best = torch.where(better.unsqueeze(-1), z, best)
         best_score = torch.where(better, score, best_score)
         waited = 0 if bool(better.any()) else waited + 1

@@ -1,4 +1,4 @@
-"""The run that all methods share: the warm-up, then the draws that are kept, step by step."""
+"""The run that all methods of SG-MCMC share: the warm-up, then steps whose draws are kept."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Chains(Run[DrawsPosterior]):
 
     Args:
         method: The options and the step.
-        problem: What is sampled.
+        problem: Model and data.
         saves: The checkpoint that the run goes on from, if any.
-        schedule: Of the step after the warm-up.
-        options: That the posterior's provenance holds.
+        schedule: Step sizes after the warm-up.
+        options: Options for the posterior's provenance.
 
     Raises:
         OptionError: If there are control variates, and every step has all rows.
@@ -79,7 +79,7 @@ class Chains(Run[DrawsPosterior]):
         self.program = problem.program
         target = of_one(problem.program, problem.rows)
         z = find_starts(target, problem.init, method.num_chains, problem.seed)
-        # the noise of a permutation's batches depends on where it has brought the chains
+        # other rows than those of the steps: where the chains are depends on the latter's noise
         self._apart = IndependentMinibatches(
             problem.rows,
             method.batch_size,
@@ -136,7 +136,7 @@ class Chains(Run[DrawsPosterior]):
         self.step += 1
 
     def _sample(self, t: int, step_size: float) -> None:
-        """Step number t after the warm-up, and the draws that are kept of it."""
+        """Take step t after the warm-up, and keep its draws."""
         h = step_size * float(self.plan.factors[t])
         temperature = self.method.temperature if self.plan.samples[t] else 0.0
         _, stats = self.chains.advance(next(self.batches), h, temperature)
@@ -154,10 +154,10 @@ class Chains(Run[DrawsPosterior]):
             if self.method.control is None:
                 slope = self.chains.slope(z, *rows)
             else:
-                moved = difference(self.chains.potential, z, tuned.anchor, *rows)
-                slope = tuned.anchor_slope + moved
-            away = z - tuned.scale * tuned.centre
-            self.stats[:, self.num_kept, 0] = (away * slope).mean(-1).cpu().numpy()
+                change = difference(self.chains.potential, z, tuned.anchor, *rows)
+                slope = tuned.anchor_slope + change
+            displacement = z - tuned.scale * tuned.centre
+            self.stats[:, self.num_kept, 0] = (displacement * slope).mean(-1).cpu().numpy()
         self.stats[:, self.num_kept, 2] = step_size
         self.num_kept += 1
 
@@ -169,7 +169,7 @@ class Chains(Run[DrawsPosterior]):
             )
 
     def finish(self) -> None:
-        """Warn of draws that have another temperature than was asked for."""
+        """Warn if the draws have another temperature than the user asked for."""
         if self.num_kept < MIN_DRAWS:
             return
         measured = temperature_of(self.stats[:, : self.num_kept, 0], self.method.temperature)
