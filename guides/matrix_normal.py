@@ -65,9 +65,9 @@ class AutoMatrixNormal(MatrixGuide, GaussianGuide):
     def make_parameters(self, loc: Tensor) -> None:
         r"""Create the means, the independent sds, and the factors of all matrices.
 
-        ``loc [P]``; ``scale`` of the entries outside matrices; and of one matrix after another,
-        those of equal shape together: ``row_scale`` (diagonal of A), ``log_column_scale`` (log
-        diagonal of B, whose mean is without effect), ``row_entries`` and ``column_entries`` (below
+        ``loc [P]``; ``scale`` of the entries outside matrices; and for each matrix,
+        grouped by shape: ``row_scale`` (diagonal of A), ``log_column_scale`` (log
+        diagonal of B, whose mean has no effect), ``row_entries`` and ``column_entries`` (below
         the diagonals).
         """
         self._layout = layout = Layout.of(self._shapes, self._matrices)
@@ -80,7 +80,7 @@ class AutoMatrixNormal(MatrixGuide, GaussianGuide):
         self.column_entries = nn.Parameter(loc.new_zeros(total(_below(layout.columns))))
 
     def set_sds(self, sds: Tensor) -> None:
-        """Make A and B diagonal, of products near ``sds [P]``; other entries have these sds."""
+        """Make A and B diagonal with products near ``sds [P]``; other entries get these sds."""
         self.require_setup()
         others, matrices = self._layout.split(sds.to(self.loc))
         rows, columns = [self.loc.new_zeros(0)], [self.loc.new_zeros(0)]
@@ -125,7 +125,7 @@ class AutoMatrixNormal(MatrixGuide, GaussianGuide):
         return self.loc + self._layout.join(self.scale * others, deviations)
 
     def squared_distance(self, z: Tensor) -> Tensor:
-        """That of the noise which is sent to z, ``[...]`` of z ``[..., P]``."""
+        """Squared length ``[...]`` of the noise that transport sends to z ``[..., P]``."""
         factors = self._factors()
         others, matrices = self._layout.split(z - self.loc)
         noise = [_solve(B, _solve(A, D).mT).mT for D, (A, B) in zip(matrices, factors, strict=True)]

@@ -1,4 +1,4 @@
-"""Models of the command line: from names and a data set to a network, and back to words."""
+"""Models of the command line: from names and a data set to a network, and its description."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class NetworkSpec:
         activation: Name of the activation.
         prior: Class in ``pyro_bnn.priors``, with its defaults; None for the model's own prior.
         likelihood: Class in ``pyro_bnn.likelihoods``.
-        seed: Seed of initial weights, where the model has any.
-        image_shape: Channels, height and width, where the model is one of images.
-        depth: Number of layers, where it is not the model's own.
-        width: Filters of the first layers, where they are not the model's own.
+        seed: Seed of initial weights, if the model has any.
+        image_shape: Channels, height and width, if the model takes images.
+        depth: Number of layers; None for the model's default.
+        width: Filters of the first layers; None for the model's default.
     """
 
     model: str
@@ -101,7 +101,7 @@ class NetworkSpec:
 
 
 def load_rows(source: DataOptions, likelihood: str | None) -> Split:
-    """The rows that a command names; where its likelihood is one of counts, so is the target.
+    """The rows that a command names; a likelihood of counts makes the target one of counts.
 
     Raises:
         UnknownNameError: If there is no such data set or likelihood; suggests the nearest.
@@ -126,7 +126,7 @@ def _say_if_on_disk(rows: Split) -> None:
 
 
 def check_layers(context: typer.Context, models: Mapping[str, Model]) -> None:
-    """Refuse options of layers that were given and that no model has; names those that have them.
+    """Refuse options of layers that no model of the command has; names models that have them.
 
     Raises:
         OptionError: If there is one.
@@ -151,7 +151,7 @@ def make_networks(
     Args:
         methods: By name; each may bring a prior or need a model.
         split: The data.
-        options: What the user says of the network.
+        options: The user's options of the network.
         seed: Seed of initial weights.
 
     Raises:
@@ -194,7 +194,7 @@ def build_models(networks: Mapping[str, NetworkSpec], device: str = "cpu") -> di
     """The models of networks by name, on a device; equal networks share ONE model object.
 
     Raises:
-        OptionError: As :meth:`Network.build`, or if there is no such device.
+        OptionError: As :meth:`NetworkSpec.build`, or if there is no such device.
     """
     different = dict.fromkeys(networks.values())
     built = {network: on_device(network.build(), device) for network in different}
@@ -205,7 +205,7 @@ def _image_shape(split: Split, model: Any) -> tuple[int, ...] | None:
     """Channels, height and width for a model of images; None for one of rows.
 
     Raises:
-        OptionError: If the inputs are images and the model none of them, or the other way round.
+        OptionError: If the inputs are images and the model takes rows, or the other way round.
     """
     shape = tuple(split.train.x.shape)
     if not takes(model, "image_shape"):
@@ -248,7 +248,7 @@ def describe(
     Args:
         split: The data.
         models: By name of the method; where there are several, each line names its methods.
-        options: What the user said of the network.
+        options: The user's options of the network.
         all_rows: Whether the fit is to all rows, so that none is held out.
     """
     data = split.train
@@ -293,7 +293,7 @@ def _model_name(method: NamedMethod, asked: str | None, default: str) -> str:
 
 
 def _prior_name(asked: str | None) -> str | None:
-    """Class of the prior; None for Normal, which is every model's own: equal networks are equal."""
+    """Class of the prior; None for Normal, the default, so that equal networks compare equal."""
     prior = None if asked is None else str(lookup("prior", asked).__name__)
     return None if prior == "Normal" else prior
 

@@ -17,7 +17,7 @@ from pyro_bnn.data.labels import coded
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.errors import DataError, OptionError, ShapeError
 
-LARGEST_ROUNDING = 0.01  # with which whole numbers are told from others
+LARGEST_ROUNDING = 0.01  # with more, whole numbers cannot be told from others
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -26,8 +26,8 @@ class Dataset:
 
     Floating data get the dtype of the floating tensors given, so float64 tensors stay float64, and
     half precision becomes float32; NumPy arrays, pandas objects and lists get torch's default
-    dtype, float32. Whole numbers and truth values become int64: class labels (or counts) in y; in x
-    those that an embedding looks up, any other model gets them as floating numbers.
+    dtype, float32. Whole numbers and truth values become int64: in y they are class labels or
+    counts; in x an embedding looks them up, and any other model casts them to floating numbers.
 
     Args:
         x: Inputs ``[N, I]``, or ``[N, C, H, W]`` for convolutions, finite, in standardised units if
@@ -45,7 +45,7 @@ class Dataset:
 
     Raises:
         DataError: If there are no rows, a value is NaN or infinite or not a number, or a
-            label is negative or beyond ``class_names``, or a text none of them.
+            label is negative or beyond ``class_names``, or a text is not among them.
         ShapeError: If shapes do not fit each other.
 
     Example:
@@ -134,7 +134,7 @@ class Dataset:
 
         Raises:
             DataError: If there are no rows.
-            OptionError: If it is neither, or there is no such row.
+            OptionError: If ``index`` is neither, or names a row that does not exist.
         """
         numbers = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
         if not numbers.size:  # an empty list is of floats
@@ -148,7 +148,7 @@ class Dataset:
         return replace(self, x=self.x[kept], y=self.y[kept])
 
     def raw(self) -> tuple[Tensor, Tensor]:
-        """Return x and y in the user's units, in the dtype of these; labels as they are."""
+        """Return x and y in the user's units, in the dtype of the units; labels stay unchanged."""
         x = self.x if self.inputs is None else self.inputs.inverse(self.x)
         y = self.y if self.target is None else self.target.inverse(self.y)
         return x, y

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-MOST_STEPS = 60  # of Newton or halves; some 4 are enough
+MOST_STEPS = 60  # steps by Newton or bisection; usually 4 are enough
 
 
 def log_mean(parts: Iterable[Float[Tensor, "s N"]]) -> Float[Tensor, " N"]:
-    r"""Log of the mean of densities, :math:`\log \tfrac1S \sum_s e^{l_s}`, of chunks of draws."""
+    r"""Log of the mean of densities, :math:`\log \tfrac1S \sum_s e^{l_s}`, over chunks of draws."""
     total, count = torch.tensor(-math.inf), 0
     for log_values in parts:
         of_part = log_values.logsumexp(0)
@@ -30,8 +30,8 @@ def normal_mixture_quantile(
 
     .. math:: \tfrac1S \sum_s \Phi\Bigl(\frac{q - \mu_s}{\sigma_s}\Bigr) = p
 
-    which lies between the least and the largest quantile of the S Gaussians. Steps of Newton that
-    leave this bracket, which each step narrows, are replaced by its middle.
+    which lies between the least and the largest quantile of the S Gaussians. Each step
+    narrows this bracket; a Newton step that leaves it is replaced by its middle.
 
     Args:
         level: Probability p, between 0 and 1.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.errors import SiteError
-from pyro_bnn.handled import Model as Model  # noqa: PLC0414  # where older code looks for it
+from pyro_bnn.handled import Model as Model  # noqa: PLC0414  # older code imports it from here
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
@@ -43,7 +43,7 @@ ENUMERATION = "https://pyro.ai/examples/enumeration.html"
 
 @dataclass(frozen=True)
 class ModelTrace:
-    """What one look at a model says: its latent sites, a draw of them, its parameters.
+    """What one run of a model shows: its latent sites, a draw of them, its parameters.
 
     Attributes:
         sites: Latent sites in the order of the model's execution.
@@ -61,9 +61,9 @@ class ModelTrace:
 
 @contextmanager
 def unseen(model: Model) -> Iterator[None]:
-    """Run a model unseen by the handlers around; Pyro's store and what is frozen stay as they are.
+    """Hide a model's run from handlers around; Pyro's store and frozen parameters stay unchanged.
 
-    The store sets ``requires_grad`` of what it is shown.
+    The store would set ``requires_grad`` of every parameter that it sees.
     """
     frozen = [p for p in parameters_of(model).values() if not p.requires_grad]
     try:
@@ -76,14 +76,14 @@ def unseen(model: Model) -> Iterator[None]:
 
 @contextmanager
 def _without_registration_warnings() -> Iterator[None]:
-    """Pyro warns of parameters that need no gradient; here all are given from outside."""
+    """Silence Pyro's warning of parameters without gradients: here values come from outside."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*was not registered in the param store.*")
         yield
 
 
 def own_rows(args: Iterable[Any]) -> list[Any]:
-    """Copies of tensors that a model may write to, as ``ReLU(inplace=True)`` does."""
+    """Copies of arguments, so that a model may overwrite them, as ``ReLU(inplace=True)`` does."""
     return [value.clone() if isinstance(value, Tensor) else value for value in args]
 
 
@@ -99,7 +99,7 @@ def without_validation() -> Iterator[None]:
 
 
 class Starting(Messenger):
-    """Sites with ``infer={"start": number}`` have it in every entry, where they would be drawn."""
+    """Give sites with ``infer={"start": number}`` this number in each entry, not a draw."""
 
     def _pyro_sample(self, msg: Any) -> None:
         number = msg["infer"].get("start")
@@ -180,7 +180,7 @@ def _check_support(name: str, fn: Distribution) -> None:
     """Check that a latent site has a density, and a map from unconstrained numbers onto it."""
     kind = type(base_distribution(fn)).__name__
     point: Any = fn
-    while hasattr(point, "base_dist"):  # of events, masks, transforms
+    while hasattr(point, "base_dist"):  # inside events, masks, transforms
         point = point.base_dist
     if isinstance(point, dist.Delta | dist.Empirical):
         raise SiteError(
@@ -213,28 +213,28 @@ def _check_support(name: str, fn: Distribution) -> None:
 def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
     """Whether a model runs on x, and the first floating array that it samples or records, or None.
 
-    A model that names no tensor makes its own from numbers or after x, and only running it tells
-    which; where it fails on x, what it sampled until then does. Nothing of the run is kept.
+    A model without tensors makes its own: of a dtype that it names, or of that of x. Only a run
+    shows which. If the run fails on x, the first array sampled before the failure shows it.
     """
     runs = True
     with isolated(), unseen(model), poutine.trace() as tracer:
         try:
             model(x.clone())
-        except Exception as error:  # it is raised again by the model's check, on x as it is cast
+        except Exception as error:  # the model's check raises it again, on x after its cast
             logger.debug("the model cannot run on x of dtype %s: %s", x.dtype, error)
             runs = False
     return runs, _first_array(cast(Mapping[str, Any], tracer.trace.nodes))
 
 
 class Evaluate(Messenger):
-    """Give every latent site its value and keep what densities are made of.
+    """Give every latent site its value, and keep the messages that densities are computed from.
 
     Attributes:
         latent: Message (fn, value, scale, mask) of each latent site.
         observed: Message of each observed site, and of ``"y"`` where the model runs without it.
         factors: Message of each ``pyro.factor`` statement.
         recorded: Value of each ``pyro.deterministic`` statement.
-        marks: What followed the run's values through its operations, where anything did.
+        marks: The marks that followed the run's values through its operations, if any.
     """
 
     def __init__(
@@ -321,10 +321,10 @@ def total_log_prob(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> T
 
 
 def scale_of_rows(msg: Mapping[str, Any]) -> tuple[float, Tensor | None]:
-    """What the rows of ``"y"`` are scaled by: one number, and weights by tensors, or None.
+    """The scale of the rows of ``"y"``: the number of its plate, and tensor weights or None.
 
     Args:
-        msg: Of the site ``"y"``.
+        msg: Message of the site ``"y"``.
     """
     scale = msg["scale"]
     if not isinstance(scale, Tensor):
@@ -339,7 +339,7 @@ def data_plate(msg: Mapping[str, Any]) -> Any:
 
 
 def scale_of_plate(msg: Mapping[str, Any]) -> float:
-    """What the plate ``"data"`` scales its rows by, where it has a size of its own."""
+    """The factor by which the plate ``"data"`` scales its rows; 1 if it has no full size."""
     plates = (frame for frame in msg["cond_indep_stack"] if frame.name == "data")
     sizes = [p.full_size / p.size for p in plates if p.full_size is not None]
     return float(math.prod(sizes))
@@ -381,7 +381,7 @@ def evaluate(
         params: Values that stand in for the model's own parameters and buffers, and unconstrained
             for those of ``store``, by name.
         store: Unconstrained start and constraint of explicit ``pyro.param`` statements.
-        output: Stands in for the network output f ``[N, F]``, of which y is given.
+        output: Replaces the network output f ``[N, F]``, from which y is drawn or scored.
     """
     of_module = dict(params or {})
     stated = {name: (of_module.pop(name, start), c) for name, (start, c) in (store or {}).items()}
@@ -411,7 +411,7 @@ def marked_run(
     values: Mapping[str, Tensor],
     params: Iterable[Tensor],
 ) -> Evaluate:
-    """The model evaluated, with marks on all that is made of values of sites or of parameters.
+    """Evaluate the model, with marks on all tensors computed from sites or from parameters.
 
     Args:
         run: Evaluates the model at values of its sites.
@@ -449,7 +449,7 @@ def in_rows(node: Mapping[str, Any]) -> bool:
 
 
 def is_point(fn: Distribution) -> bool:
-    """Whether it is a value computed from other sites: a deterministic one, or reparameterised."""
+    """Whether a site is computed from others: it is deterministic, or was reparameterised."""
     return isinstance(innermost(fn), dist.Delta)
 
 

@@ -26,14 +26,14 @@ logger = logging.getLogger("pyro_bnn")
 PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
 
 _EVERY: dict[str, Any] = {
-    "size_asserts": False,  # the shapes of the inputs chose the graph already
-    # gradients of the sites are written side by side, not chosen among by every kernel that reads
+    "size_asserts": False,  # the graph was chosen by the shapes of its inputs
+    # gradients of sites are concatenated once, not selected again in every kernel that reads them
     "max_pointwise_cat_inputs": 0,
     "cpp.enable_floating_point_contract_flag": "fast",
 }
 _OPTIONS: dict[str, Any] = {
     **_EVERY,
-    # what several kernels read, such as scales of weights, is computed once and stored
+    # values that several kernels read, such as scales of weights, are computed once and stored
     "realize_opcount_threshold": 8,
     "realize_reads_threshold": 1,
 }
@@ -55,9 +55,9 @@ def compile_graph(
         args: Example inputs; nothing is written to them.
         rows: Number of the input to its dimension of rows; the graph serves any number of them.
         num_state: How many leading inputs the graph overwrites with its trailing outputs.
-        in_order: Whether operations stay where ``fn`` has them. Moved next to what uses them they
-            are cheaper to run, unless an entry of a state is written: the whole state is copied
-            first if its old entries are read after that.
+        in_order: Whether operations stay in the order of ``fn``. Otherwise each moves next to its
+            users, which is cheaper. It is not where an entry of a state is overwritten: if old
+            entries are read later, the whole state is copied first.
 
     Raises:
         CaptureError: If the operations depend on the number of rows.
@@ -65,7 +65,7 @@ def compile_graph(
     use_for_inductor()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler warns about its own code
-        from torch._inductor import lowering  # noqa: F401  # which that of pooling takes for there
+        from torch._inductor import lowering  # noqa: F401  # the lowering of pooling expects it imported
         from torch._inductor.decomposition import select_decomp_table
 
         graph, examples, shapes = record_rows(fn, args, rows or {}, select_decomp_table())
@@ -86,15 +86,15 @@ def _compiled(
 ) -> Any:
     """The graph compiled for the processor's vector instructions, whatever the compiler is.
 
-    Whether it knows them is asked, in some seconds, only where it failed; and so is Inductor's own
-    entry, which traces the graph twice more before it compiles the same operations.
+    The compiler is taken to know them. Only if it fails, Inductor tests it, which takes seconds,
+    and compiles by its public entry, which traces the graph twice more.
 
     Args:
         graph: What to compile.
         examples: Inputs without data.
         options: Of Inductor.
-        in_cpp: Whether C++ calls the kernels one after the other, where that compiles: for graphs
-            of many small ones that are called very often.
+        in_cpp: Whether C++ code calls the kernels one after the other: for graphs of many small
+            kernels that run very often. It is ignored where that does not compile.
     """
     from torch import _inductor as inductor
 
@@ -112,8 +112,8 @@ def _lowered(
 ) -> TensorFunction:
     """The graph compiled as it is, by the part of Inductor that comes after tracing.
 
-    What tracing would bring is there: the recording has no gradients left to take, its operations
-    are decomposed, and none but the last ones write.
+    Tracing would change nothing: the recording needs no gradients, its operations are decomposed,
+    and only the last ones write.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -123,7 +123,7 @@ def _lowered(
     from pyro_bnn.capture.inductor.one_file import in_one_file
 
     mode = detect_fake_mode(examples)
-    own = GraphModule(graph, copy.deepcopy(graph.graph))  # which the compiler rewrites
+    copied = GraphModule(graph, copy.deepcopy(graph.graph))  # the compiler rewrites it
     outputs = cast(Sequence[Any], graph.graph.output_node().args[0])
     with (
         config.patch(dict(options)),
@@ -133,11 +133,11 @@ def _lowered(
         tracing(TracingContext(mode)),
     ):
         compiled = compile_fx.compile_fx_forward(
-            own,
+            copied,
             examples,
             num_orig_model_outputs=len(outputs),
             num_example_inputs=len(examples),
-            compiler_config_extra=compile_fx.create_compiler_config_extra(own),
+            compiler_config_extra=compile_fx.create_compiler_config_extra(copied),
             inner_compile=functools.partial(compile_fx.compile_fx_inner, cpp_wrapper=in_cpp),
             is_inference=True,
         )

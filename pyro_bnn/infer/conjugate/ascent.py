@@ -1,4 +1,4 @@
-"""What the engines of conjugate models share: the run around a Gaussian that is known exactly."""
+"""The base of engines of conjugate models, whose posterior is a Gaussian known exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyro_bnn.posterior.guide_posterior import GuidePosterior
 
 
 class Ascent(Run[GuidePosterior]):
-    """One run on an exact posterior, a sweep over the entries of z at a time; none by default.
+    """One run on an exact posterior: each step is a sweep over the entries of z.
 
     Args:
         exact: The posterior.
@@ -34,7 +34,7 @@ class Ascent(Run[GuidePosterior]):
     Attributes:
         mean: Means ``[P]`` float64.
         losses: Minus the ELBO after each sweep, nats.
-        guide: Of the family of the posterior; it and ``options`` are set by the engine.
+        guide: Guide of the posterior's family; the engine sets it and ``options``.
     """
 
     unit: ClassVar[str] = "sweep"
@@ -60,10 +60,10 @@ class Ascent(Run[GuidePosterior]):
 
     def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
         """The Gaussian that was reached; its options hold the log evidence, in nats."""
-        own = copy.deepcopy(self.guide)
-        self.set(own)
+        guide = copy.deepcopy(self.guide)
+        self.set(guide)
         reached = {"sweeps": self.step, "log_evidence": self.exact.log_evidence}
-        return problem.guide_posterior(own, saves, self.options | reached, losses=self.losses)
+        return problem.guide_posterior(guide, saves, self.options | reached, losses=self.losses)
 
     def state(self) -> State:
         """See :class:`pyro_bnn.infer.checkpoints.checkpoint.Resumable`."""
@@ -123,5 +123,5 @@ class ConjugateEngine(Engine[GuidePosterior]):
         z = starting_points(program, problem.init, 1, problem.seed, default=guide.centre())
         run = self._ascent(exact, z[0].cpu().double())
         run.guide, run.title = guide, problem.engine
-        run.options = asdict(self)  # type: ignore[call-overload]  # every engine is one
+        run.options = asdict(self)  # type: ignore[call-overload]  # every engine is a dataclass
         return Start(problem, run.options, lambda saves: run)  # noqa: ARG005

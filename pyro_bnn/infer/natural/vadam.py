@@ -26,21 +26,21 @@ class Vadam(NaturalEngine):
 
     elementwise, with g the mean gradient of a batch at a draw of q, :math:`\hat v` and
     :math:`\hat s` bias-corrected, :math:`\tilde\delta = \delta / N` of the prior's precision; q
-    takes the s that is not corrected, and starts at the prior's precision, or at a larger one that
-    is forgotten at the rate b. Costs what Adam does.
+    takes the uncorrected s. Its precision starts at the prior's, or at a larger one that decays at
+    the rate b. A step costs as much as one of Adam.
 
     The square of a mean is less than the mean of squares: with batches of more than one row q is
     too wide. In one dimension with all N rows and curvature H its precision P stands still at
     :math:`P = \delta + N H^2 / P`, about :math:`\sqrt N H` instead of N H. With several draws s
-    takes the mean of their squares, so that they lower noise and not s. There is no
-    ``expectation``, as of ``VOGN``: curvature is seen through the perturbation of the weights
-    alone. Gradients at the mean would make it Adam, whose s vanishes at the mode of the likelihood
-    whatever the curvature there.
+    takes the mean of their squared gradients: more draws lower its noise, not its value. Unlike
+    ``VOGN`` it has no ``expectation``: only perturbed weights show it the curvature. Gradients at
+    the mean would make it Adam, whose s vanishes at the mode of the likelihood whatever the
+    curvature there.
 
     Args:
         momentum: :math:`\beta_1`, in [0, 1).
         init_scale: Standard deviation of q at the start, > 0, where the prior's is not smaller;
-            None for the prior's, as the authors have it. It does not enter the mean's step.
+            None for the prior's, as in the paper. It does not enter the step of the mean.
 
     All other options are those of :class:`~pyro_bnn.infer.natural.engine.NaturalEngine`;
     Adam's second rate is ``precision_learning_rate`` :math:`b = 1 - \beta_2`.
@@ -75,7 +75,7 @@ class _Run(NaturalRun):
     Attributes:
         velocity: Mean gradient of a row, the prior's included, with momentum ``[P]``.
         square: s ``[P]``.
-        uncorrected: What is left of the start's zero in s.
+        uncorrected: Weight that the initial zero still has in s, ``[]``.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("mean", "velocity", "square", "uncorrected")
@@ -90,8 +90,8 @@ class _Run(NaturalRun):
 
     def precision(self) -> Precision:
         first = self.prior.at_least(self.engine.init_scale) - self.prior.precision
-        seen = self.weight * self.num_data * self.square
-        return Diagonal(seen + self.uncorrected * first + self.prior.precision)
+        curvature = self.weight * self.num_data * self.square
+        return Diagonal(curvature + self.uncorrected * first + self.prior.precision)
 
     def update(self, terms: RowTerms) -> None:
         r"""Move v, s and m, and q with them; n is N times the likelihood's weight.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 ROUNDS = 13
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-_PARITY = 0x1BD11BDA  # the third word of a key, with the other two
+_PARITY = 0x1BD11BDA  # the third word of a key is this one xor the other two
 _MASK = (1 << 64) - 1
 _POSITIVE = (1 << 31) - 1
 
@@ -36,7 +36,7 @@ def make_key(seed: int) -> tuple[int, int]:
 
 
 def threefry(x0: Tensor, x1: Tensor, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Random bits, two words int32 of two words int32; none of a key are to be used twice."""
+    """Random bits, two int32 words from two; use no pair of words twice with one key."""
     words = (*key, _PARITY ^ key[0] ^ key[1])
     x0, x1 = x0 + _signed(words[0]), x1 + _signed(words[1])
     for done in range(1, ROUNDS + 1):
@@ -50,13 +50,13 @@ def threefry(x0: Tensor, x1: Tensor, key: tuple[int, int]) -> tuple[Tensor, Tens
 
 
 def normal(step: Tensor, count: int, key: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers ``[count]`` of a step.
+    """Standard normal numbers ``[count]`` for a step.
 
     Args:
         step: Number of the step, ``[]``, int32; no other step of the key has the same numbers.
         count: How many numbers, below 2^32.
-        key: Of the stream; see :func:`make_key`.
-        dtype: Of the numbers; they are at most 6.7 in size.
+        key: Key of the stream; see :func:`make_key`.
+        dtype: Dtype of the numbers, whose absolute values are at most 6.7.
     """
     half = (count + 1) // 2
     places = torch.arange(half, dtype=torch.int32, device=step.device)

@@ -36,11 +36,11 @@ def make_table(
     task: str,
     reference: str | None = None,
 ) -> pd.DataFrame:
-    """All numbers, one row a method, in the order of the ranking; NaN where one does not apply.
+    """All numbers, a row for each method in the order of the ranking; NaN where none applies.
 
     Args:
-        evaluations: One a method.
-        ranking: By held-out log score, best first.
+        evaluations: One of each method.
+        ranking: Places by held-out log score, best first.
         units: Units of the target, named in the column ``units``.
         task: ``"regression"`` or ``"classification"``.
         reference: Name of the reference, or None.
@@ -70,10 +70,10 @@ def numbers(method: RankedMethod, task: str) -> dict[str, Any]:
 
 
 def _models(evaluations: Sequence[Evaluation], reference: str | None) -> dict[str, dict[str, Any]]:
-    """What each method answers under: its model, the evidence of its ELBO, what it is held against.
+    """The model of each method, and the methods that its ELBO and its distance compare with.
 
     ``model`` is the model in words, ``model_number`` its number from 1, NaN where all share one;
-    methods of one ``evidence`` have ELBOs that compare; ``reference_model`` is ``"same"`` or
+    methods of one ``evidence`` have comparable ELBOs; ``reference_model`` is ``"same"`` or
     ``"other"`` where there is a distance to the reference.
     """
     fits = {entry.name: entry.fit for entry in evaluations}
@@ -116,7 +116,7 @@ def sections(units: Units, task: str) -> dict[str, list[Metric]]:
 def shown(
     table: pd.DataFrame, groups: Mapping[str, Sequence[Metric]]
 ) -> Iterator[tuple[str, list[Metric]]]:
-    """Sections and columns that have a number in the table, with the places that they share."""
+    """Sections and their columns that have a number in the table, in equal decimal places."""
     for title, columns in groups.items():
         known = [column.aligned(table) for column in columns if not table[column.key].isna().all()]
         if known:
@@ -124,7 +124,7 @@ def shown(
 
 
 def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Metric]:
-    """The columns that are read first, the difference to the best before all."""
+    """The columns that are read first, beginning with the difference to the best."""
     metrics = {m.key: m for m in METRICS if m.meaning and task in m.tasks}
     in_words = {OF_Y: units.of_errors, OF_F: units.of_function}
     columns = [
@@ -136,13 +136,13 @@ def summary_columns(table: pd.DataFrame, units: Units, task: str) -> list[Metric
 
 
 def own_rows(table: pd.DataFrame, columns: Sequence[Metric]) -> pd.DataFrame:
-    """The rows that have a number in one of the columns, beside that of their model."""
+    """The rows that have a number in one of the columns, other than the model's number."""
     keys = [column.key for column in columns if column.key != "model_number"]
     return table[table[keys].notna().any(axis=1)]
 
 
 def settings(table: pd.DataFrame, columns: Sequence[Metric]) -> tuple[list[Metric], str]:
-    """The columns that differ, and in words those settings that are the same in all rows."""
+    """The columns to show, and a sentence on the settings that all rows share."""
     rows = table.to_dict("records")
     texts = {c.key: {c.cell(row) for row in rows} - {""} for c in columns if c.is_setting}
     same = [c for c in columns if len(rows) > 1 and len(texts.get(c.key, ())) == 1]
@@ -152,5 +152,5 @@ def settings(table: pd.DataFrame, columns: Sequence[Metric]) -> tuple[list[Metri
 
 
 def in_units(of_errors: str) -> str:
-    """What errors are in."""
+    """The unit of errors, in words."""
     return of_errors if of_errors == OF_EACH else f"units of {of_errors}"
