@@ -47,7 +47,7 @@ class Site:
         return self.value_of(z[..., self.start : self.stop])
 
     def value_of(self, entries: Tensor) -> Tensor:
-        """The site's value ``[..., *shape]`` out of its own entries of z."""
+        """The site's value ``[..., *shape]`` from its entries of z alone."""
         u = self._shaped(entries)
         return u if self.is_real else cast("Tensor", biject_to(self.support)(u))
 
@@ -59,7 +59,7 @@ class Site:
         return self.log_abs_det_jacobian_of(z[..., self.start : self.stop])
 
     def log_abs_det_jacobian_of(self, entries: Tensor) -> Tensor:
-        """The same, out of the site's own entries of z."""
+        """The same, from the site's entries of z alone."""
         if self.is_real:
             return entries.new_zeros(entries.shape[:-1])
         u = self._shaped(entries)
@@ -89,7 +89,7 @@ def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
 
 def is_real(support: constraints.Constraint) -> bool:
     """Whether values under this constraint are any real numbers."""
-    return type(base_support(support)) is type(constraints.real)  # which a copy shares
+    return type(base_support(support)) is type(constraints.real)  # a copy has the same type
 
 
 def base_support(support: constraints.Constraint) -> constraints.Constraint:

@@ -42,15 +42,15 @@ FEW_WEIGHTS = 2_000  # of a network, whose guides are set up at once to count th
 
 
 def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model], data: Dataset) -> None:
-    """Refuse guides and estimators that do not serve their model, and weights that nothing trains.
+    """Refuse guides and estimators that do not suit their model, and weights that no fit trains.
 
     Args:
         engines: By name of the method, in the order of their runs.
         models: The model of each.
-        data: Rows to look at the models with.
+        data: Rows to run the models on.
 
     Raises:
-        OptionError, SiteError: As a guide does; of an estimator it names what it does not serve;
+        OptionError, SiteError: As a guide raises them; if an estimator does not suit the model;
             or if a sampler's model has point-estimated parameters, which it holds fixed, and no
             method before it trains them.
     """
@@ -72,7 +72,7 @@ def check_starts(engines: Mapping[str, Any], models: Mapping[str, Model], data: 
 
 
 def check_draws(engines: Mapping[str, Any]) -> None:
-    """Refuse samplers that keep one draw, which would be taken for a point estimate.
+    """Refuse samplers that keep a single draw, which looks like a point estimate.
 
     Raises:
         OptionError: If there is one.
@@ -110,13 +110,13 @@ def fit_all(
         split: Its training rows are fitted.
         seed: Seed of every run.
         progress: Whether to show progress bars.
-        say: Gets a line when a method is done, or why it is not.
+        say: Receives a line when a method is done, or has failed, with the reason.
         saves: Where the run of each is saved, and whether it goes on from there; default nowhere.
         only: The one method that is run; None for all.
-        done: By name, what gives the posterior of a method that has run elsewhere, or raises what
-            that run raised.
+        done: For each method that has run elsewhere, a function that returns its posterior, or
+            raises the error of that run.
         ended: Keeps each fit as it ends.
-        then: Gets each posterior, before the next engine runs.
+        then: Is called with each name and posterior, before the next engine runs.
 
     Returns:
         The posteriors by name, and why the others have none: one diverged, was refused, took more
@@ -180,7 +180,7 @@ def fit_all(
 def why_lost(error: Exception) -> str:
     """Why there is no fit, or no evaluation of it, in terms of the command's options.
 
-    Of an error that is none of this package a note has the traceback.
+    An error of another package is logged with its traceback.
     """
     if is_exceeded(error):
         return TOO_LARGE
@@ -191,7 +191,7 @@ def why_lost(error: Exception) -> str:
 
 
 def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list[Verdict]:
-    """Verdicts on the convergence of a fit, and on how much the checks could have seen.
+    """Verdicts on the convergence of a fit, and on the errors that the checks could have found.
 
     Args:
         name: The method.
@@ -212,7 +212,7 @@ def convergence(name: str, posterior: Posterior, rows: Split, seed: int) -> list
 def in_batches(
     engines: Mapping[str, Any], models: Mapping[str, Model], rows: Dataset
 ) -> dict[str, Any]:
-    """Engines that take a batch of rows a step where the inputs are many and no option sets one.
+    """Engines with a batch size where inputs are many and no option sets one.
 
     Args:
         engines: By name of the method.
@@ -227,7 +227,7 @@ def in_batches(
 def _in_batches(engine: Any, model: Model) -> Any:
     if takes(engine, "engine"):
         return dataclasses.replace(engine, engine=_in_batches(engine.engine, model))
-    takes_all = takes(engine, "batch_size") and not isinstance(engine, SWAG)  # it has its own
+    takes_all = takes(engine, "batch_size") and not isinstance(engine, SWAG)  # SWAG has a default
     if not takes_all or engine.batch_size is not None:
         return engine
     if takes(engine, "guide"):
@@ -241,7 +241,7 @@ def _in_batches(engine: Any, model: Model) -> Any:
 
 
 def expected_seconds(engine: Any, num_numbers: int = 0) -> float:
-    """Seconds of a run, by its numbers alone and very roughly: a millisecond a step or more.
+    """A very rough number of seconds of a run: a millisecond a step, or more for large guides.
 
     Args:
         engine: The engine.
@@ -258,7 +258,7 @@ def expected_seconds(engine: Any, num_numbers: int = 0) -> float:
 
 
 def count_numbers(engine: Any, model: Model, data: Dataset) -> int:
-    """Parameters of the guide of an engine on a small network; 0 where there is none to count."""
+    """Number of parameters of an engine's guide on a small network; 0 otherwise."""
     if not takes(engine, "guide"):
         return 0
     with isolated(0), unchanged(model):
@@ -271,7 +271,7 @@ def count_numbers(engine: Any, model: Model, data: Dataset) -> int:
 
 
 def holds_fixed(engine: Any, model: Model) -> bool:
-    """Whether an engine leaves point-estimated parameters of its model as an earlier fit has them.
+    """Whether an engine keeps point-estimated parameters at the values of an earlier fit.
 
     It starts from that fit, and so has to wait for it.
     """
@@ -281,7 +281,7 @@ def holds_fixed(engine: Any, model: Model) -> bool:
 
 
 def _trained(name: str, engines: Mapping[str, Any], models: Mapping[str, Model]) -> list[str]:
-    """Methods before one of a name that train the parameters of its model."""
+    """Methods before the named one that train the parameters of its model."""
     before = list(engines)[: list(engines).index(name)]
     same = [other for other in before if models[other] is models[name]]
     return [other for other in same if takes(engines[other], "guide")]

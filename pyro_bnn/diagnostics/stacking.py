@@ -1,11 +1,11 @@
-r"""Stacking: weights of predictive distributions that score best where none has seen the data.
+r"""Stacking: weights of predictive distributions that score best on rows that none has seen.
 
 .. math:: \max_{w \ge 0, \, \sum_k w_k = 1} \; \sum_n \log \sum_k w_k \, p_k(y_n \mid y_{-n})
 
 The objective is concave. With :math:`m_n = \sum_k w_k p_{nk}` its slope in w_k is
 :math:`N g_k, \; g_k = \frac1N \sum_n p_{nk} / m_n`, and no weights are better than w by more than
 :math:`N \log \max_k g_k` nats: by Jensen, as :math:`\sum_n \log (m^*_n / m_n)
-\le N \log \sum_k w^*_k g_k`. So it is known when to stop.
+\le N \log \sum_k w^*_k g_k`. The bound says when to stop.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from scipy.special import logsumexp
 from pyro_bnn.diagnostics.shapes import check_axes
 from pyro_bnn.errors import DataError
 
-TOLERANCE = 1e-6  # nats, of all rows together
+TOLERANCE = 1e-6  # nats, summed over all rows
 EM_STEPS = 2_000
 POLISHES = 20
 
 
 def stacking_weights(log_densities: Float[np.ndarray, "N K"]) -> Float[np.ndarray, " K"]:
-    """Weights ``[K]`` that score best, within a millionth of a nat of the best there are.
+    """Weights ``[K]`` that score best, within a millionth of a nat of the optimum.
 
-    Equal densities get equal weights. EM goes first, from equal weights, and SLSQP where it is
-    slow.
+    Equal densities get equal weights. EM starts from equal weights; SLSQP goes on where
+    EM is slow.
 
     Args:
         log_densities: Log density of each row under each distribution, which has not seen it
@@ -78,7 +78,7 @@ def stacking_weights(log_densities: Float[np.ndarray, "N K"]) -> Float[np.ndarra
             w = weights
         if _gap(p, w) <= TOLERANCE:
             break
-        mixed = w * slopes(p, w) + 1e-12  # so that a weight that was lost may come back
+        mixed = w * slopes(p, w) + 1e-12  # so that a weight of 0 can grow again
         w = mixed / mixed.sum()
     return w
 
@@ -89,10 +89,10 @@ def stacked_score(
     """Mean log density a row, in nats, under distributions of these weights.
 
     Args:
-        log_densities: Of each row under each distribution ``[N, K]``.
+        log_densities: Log density of each row under each distribution ``[N, K]``.
         weights: Their weights ``[K]``.
     """
-    with np.errstate(divide="ignore"):  # of weight 0
+    with np.errstate(divide="ignore"):  # log of a weight 0
         return float(logsumexp(log_densities + np.log(weights), axis=1).mean())
 
 
@@ -107,5 +107,5 @@ def slopes(p: Float[np.ndarray, "N K"], weights: Float[np.ndarray, " K"]) -> np.
 
 
 def _gap(p: Float[np.ndarray, "N K"], weights: Float[np.ndarray, " K"]) -> float:
-    """How many nats the best weights could be better by, at most."""
+    """Upper bound of the nats that the best weights gain over these."""
     return float(len(p) * np.log(slopes(p, weights).max()))

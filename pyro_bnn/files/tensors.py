@@ -1,4 +1,4 @@
-"""Files that may say anything: what is read of them is checked before memory is taken for it.
+"""Files of unknown origin: their contents are checked before memory is allocated for them.
 
 Tensors are in files of `safetensors`, which have no code: a header that says where each tensor
 lies, checked against the file's size, and the tensors. The metadata of the header hold the rest of
@@ -43,7 +43,7 @@ _TENSOR, _TUPLE, _DICT = "$tensor", "$tuple", "$dict"
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file in UTF-8 holds.
+    """Read a JSON file in UTF-8.
 
     Raises:
         FileFormatError: If it is missing, no regular file, too large or too deep, or no JSON.
@@ -65,14 +65,14 @@ def read_json(path: Path) -> Any:
 def write_tensors(document: dict[str, Any], path: Path) -> None:
     """Write a document that :func:`read_tensors` reads, whole or not at all.
 
-    Links are followed, and what is no regular file is written to; see :func:`.files.output`.
+    Links are followed, and devices and pipes are written to directly; see :func:`.files.output`.
 
     Args:
         document: Dicts, lists and tuples of tensors, numbers, strings and None.
         path: The file, in a folder that exists.
 
     Raises:
-        OutputError: If it cannot be written, or holds what would not be read again.
+        OutputError: If it cannot be written, or holds a value that `read_tensors` refuses.
     """
     if not path.name:
         raise OutputError(f"cannot write {str(path)!r}: it names no file")
@@ -90,13 +90,13 @@ def pour(document: dict[str, Any], file: IO[bytes]) -> None:
 
     Raises:
         OSError: If the file takes no more.
-        OutputError: If the document has more beside its tensors than would be read.
-        TypeError, UnicodeEncodeError: If it holds what is neither a tensor nor plain.
+        OutputError: If the document beside its tensors is larger than `read_tensors` allows.
+        TypeError, UnicodeEncodeError: If a value is neither a tensor nor plain.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps({key: _flat(value, key, tensors) for key, value in document.items()})
     header: dict[str, Any] = {"__metadata__": {"document": text, "crc32": _sum(text)}}
-    # so each starts at a multiple of its item size
+    # largest items first, so that each tensor starts at a multiple of its item size
     names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     end = 0
     for name in names:
@@ -104,7 +104,7 @@ def pour(document: dict[str, Any], file: IO[bytes]) -> None:
         end += value.nbytes
         kind, shape = _NAMES[value.dtype], list(value.shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    head = json.dumps(header, ensure_ascii=False).encode()  # names that are no Unicode are refused
+    head = json.dumps(header, ensure_ascii=False).encode()  # fails on names that are no Unicode
     head += b" " * (-len(head) % 8)
     if len(head) > HEADER_BYTES:
         much = memory.readable(len(head))
@@ -119,15 +119,15 @@ def read_tensors(path: Path, *, mapped: Collection[str] = ()) -> dict[str, Any]:
 
     Args:
         path: The file.
-        mapped: Keys of the document whose tensors stay in the file where it is large; those are
-            not read through, and a checksum that is wrong there is not found.
+        mapped: Keys of the document whose tensors stay in the file if it is large. Their
+            numbers are not read, so a wrong checksum is not noticed.
 
     Returns:
         The document: dicts, lists and tuples of tensors on the CPU, numbers, strings and None.
 
     Raises:
-        FileFormatError: If it is missing, no regular file, no such file, damaged, or declares more
-            than it holds.
+        FileFormatError: If it is missing, no regular file, of another format, damaged, or
+            declares more than it holds.
     """
     if not path.is_file():
         raise FileFormatError(f"{path} does not exist or is not a file")
@@ -135,7 +135,7 @@ def read_tensors(path: Path, *, mapped: Collection[str] = ()) -> dict[str, Any]:
         return _read(path, mapped)
     except FileFormatError:
         raise
-    except Exception as error:  # whatever a damaged file makes of the readers
+    except Exception as error:  # a damaged file can raise any error in the readers
         raise FileFormatError(f"{path} cannot be read as tensors: {_first_line(error)}") from error
 
 
@@ -143,13 +143,13 @@ def _read(path: Path, mapped: Collection[str]) -> dict[str, Any]:
     size = path.stat().st_size
     text, tensors = _views(path, size)
 
-    def stays(of: tuple[str, int]) -> Tensor:
-        return tensors.pop(of[0])
+    def stays(entry: tuple[str, int]) -> Tensor:
+        return tensors.pop(entry[0])
 
-    def copied(of: tuple[str, int]) -> Tensor:
-        value = tensors.pop(of[0])
-        if _crc32(value) != of[1]:
-            raise ValueError(f"the checksum of {of[0]} is not that of its numbers")
+    def copied(entry: tuple[str, int]) -> Tensor:
+        value = tensors.pop(entry[0])
+        if _crc32(value) != entry[1]:
+            raise ValueError(f"the checksum of {entry[0]} is not that of its numbers")
         return value.clone()
 
     large = mapped if size > memory.STORED_DRAWS else ()
@@ -190,7 +190,7 @@ def _views(path: Path, size: int) -> tuple[str, dict[str, Tensor]]:
 
 
 def _mapped(path: Path, size: int) -> Tensor:
-    """The bytes of a file as a map that is private, so that nothing is written to the file."""
+    """The bytes of a file as a private memory map: writes to it do not reach the file."""
     try:
         with path.open("rb") as file:
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)

@@ -3,8 +3,8 @@ r"""Inputs changed by a step against the prediction, beside one of random signs.
 .. math:: x' = x + \epsilon\, \mathrm{sign}\, \nabla_x L, \qquad
     L = -\log \frac1S \sum_s p(y \mid x, z_s)
 
-of the predictive density, the mean over the draws that predict: the gradient of a single draw's
-loss understates what can be done to the prediction.
+L is the loss of the predictive density, the mean over all draws: the gradient of a single draw's
+loss would give a weaker attack on the prediction.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Attacked(NamedTuple):
 
     Attributes:
         x: Moved up the gradient of the loss ``[N, ...]``.
-        control: Moved by up to as much with random signs ``[N, ...]``.
-        gradient: Of the loss of each row ``[N, ...]``, in nats a unit of x.
+        control: Moved by up to epsilon with random signs ``[N, ...]``.
+        gradient: Gradient of the loss of each row ``[N, ...]``, in nats a unit of x.
     """
 
     x: Tensor
@@ -51,14 +51,15 @@ def fgsm(
 ) -> Attacked:
     """The fast gradient sign method against a posterior predictive, and its random control.
 
-    Predict at ``x`` and at ``control`` by the same ``num_samples`` and ``seed``: the attack is
-    against the mean over these very draws. What is lost at the control too is noise, not malice.
+    Predict at ``x`` and at ``control`` with the same ``num_samples`` and ``seed``: the attack is
+    against the mean over these very draws. A loss of score that the control shares comes from
+    noise, not from the attack.
 
     Args:
-        posterior: What predicts.
-        data: Rows x and what was observed there, in the model's units.
+        posterior: The posterior whose prediction is attacked.
+        data: Rows x and their targets y, in the model's units.
         epsilon: Largest move of every number of x, > 0, in the model's units; a tensor of the
-            shape of a row where one step of the data's units is another one in each column.
+            shape of a row where columns have different units.
         num_samples: Number of draws, the total over chains.
         seed: Seed of the draws and of the random signs.
         low: Least value that x can have, such as 0 for images, one or one a column; None for no
@@ -94,7 +95,7 @@ def _within(x: Tensor, low: float | Tensor | None, high: float | Tensor | None) 
 
 
 def _gradient(posterior: Posterior, draws: Tensor, batch: Batch) -> Tensor:
-    """Of minus the log of the mean density over draws, at each row.
+    """Gradient in x of minus the log of the mean density over draws, for each row.
 
     It is the mean of the gradients of the draws, weighed by their densities.
     """

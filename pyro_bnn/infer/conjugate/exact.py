@@ -19,8 +19,8 @@ class Exact(ConjugateEngine):
 
     .. math:: p(z \mid D) = \mathcal N(z \mid \Lambda^{-1} h, \Lambda^{-1})
 
-    It is what other methods are measured against: ``compare(..., reference="Exact")`` has no Monte
-    Carlo error in the reference but that of its draws, and its ELBO is the log evidence.
+    Other methods are measured against it: in ``compare(..., reference="Exact")`` the reference
+    has no error but that of its finite number of draws. Its ELBO is the log evidence.
 
     References:
         Bishop, "Pattern Recognition and Machine Learning", 2006, section 3.3.

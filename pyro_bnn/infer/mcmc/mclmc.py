@@ -16,28 +16,28 @@ from pyro_bnn.posterior.nature import Fault
 
 @dataclass(frozen=True, kw_only=True)
 class MCLMC(IsokineticSampler):
-    r"""Microcanonical Langevin Monte Carlo: biased draws, of a bias that is set and told.
+    r"""Microcanonical Langevin Monte Carlo: draws of a bias that is chosen and shown.
 
     Velocities of length 1 follow
 
     .. math:: dy = v\, dt, \qquad dv = -\tfrac{1}{P - 1} (I - v v^\top) \nabla U(y)\, dt
               + \text{noise that forgets } v \text{ over a length } L
 
-    in coordinates y whitened by the mass matrix. No step is rejected, so a step can be twice as
-    long as one of ``HMC`` and none is lost; in return variances are off by up to about r, where
+    in coordinates y whitened by the mass matrix. No step is rejected: a step can be twice as
+    long as one of ``HMC``, and none is wasted; in return variances are off by up to about r, where
     the variance a dimension of a step's energy error is :math:`E = 4 r^3 / (1 + r)^2`. Step sizes
-    are tuned until E has the value asked for: 1e-4, 5e-4, 5e-3 and 0.1 mean r of 3, 5, 12 and 36 %
-    (:mod:`pyro_bnn.diagnostics.energy_error` has the law, which is of Hamiltonian steps, and how
-    much less isokinetic ones are biased). On a Gaussian E comes out within a third of the value
-    asked for. On networks a few steps make most of it, and the E of a run depends on whether it
-    meets them: 0.6 to 0.8 times by leapfrog, 0.01 to 10 times by the minimal norm. Each draw's E
-    is in ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with
-    ``MAMS`` or ``NUTS`` before a small difference of spreads is trusted.
+    are tuned until E is ``energy_variance``: 1e-4, 5e-4, 5e-3 and 0.1 mean r of 3, 5, 12 and 36 %
+    (:mod:`pyro_bnn.diagnostics.energy_error` derives it for Hamiltonian steps, and says how much
+    smaller the bias of isokinetic ones is). On a Gaussian E comes out within a third of that value.
+    On networks a few steps contribute most of E, and a run may or may not meet them: by leapfrog E
+    is 0.6 to 0.8 times that value, by the minimal norm 0.01 to 10 times. Each draw's E is in
+    ``sample_stats["energy_variance"]``, and the report shows the r it implies. Compare with
+    ``MAMS`` or ``NUTS`` before you trust a small difference of spreads.
 
     The memory L is twice the best length of trajectories with a velocity of its own each, which the
-    warm-up finds as in ``HMC``, and a draw is kept every quarter of that length: why, says
-    :mod:`~pyro_bnn.infer.mcmc.microcanonical_kernel`. Of a memory that is given draws are a quarter
-    apart.
+    warm-up finds as in ``HMC``. A draw is kept every quarter of that length;
+    :mod:`~pyro_bnn.infer.mcmc.microcanonical_kernel` says why. With ``num_steps`` set, draws are a
+    quarter of the memory apart.
 
     Args:
         num_chains: Number of chains C.
@@ -47,8 +47,8 @@ class MCLMC(IsokineticSampler):
         num_samples: Draws S of each chain that are kept.
         energy_variance: The variance E of a step's energy error a dimension that step sizes are
             tuned to, in squared nats.
-        num_steps: Steps :math:`L / \epsilon` of a velocity's memory, if they are to be kept; None
-            finds them, up to 512.
+        num_steps: Steps :math:`L / \epsilon` of a velocity's memory, to keep fixed; None
+            finds the number, up to 512.
         integrator: ``"minimal_norm"``, with two gradients a step, or ``"leapfrog"`` with one.
         mass_matrix: ``"diagonal"``, or ``"low_rank"`` with up to ten directions beside it.
         compile: As in ``NUTS``.

@@ -1,7 +1,7 @@
-"""Fits that do not wait for each other, on what ``joblib.parallel_config`` names.
+"""Independent fits side by side, on the backend that ``joblib.parallel_config`` names.
 
-Each task has a seed of its own, by its number and never by the process that does it: results are
-those of one process, bit for bit, on machines of one kind with one number of threads.
+The seed of a task follows from its number, never from the process that runs it: results are those
+of a single process, bit for bit, on equal machines with equal numbers of threads.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def number_at_once() -> int:
 
 
 def in_order(tasks: Iterable[ParallelTask[T]]) -> Iterator[T]:
-    """What each task returns, in their order, as soon as it is there.
+    """Yield the result of each task, in the order of the tasks, as soon as it is there.
 
     Under ``joblib.parallel_config("loky", n_jobs=2)``, or with ``"dask"`` and a client, tasks are
     pickled and done elsewhere, with as many threads of torch as there are here. Without it, or with
     one job, they are done here, one after another.
 
     Args:
-        tasks: Each can be pickled. What one raises ends all.
+        tasks: Functions that can be pickled. An error of one ends all.
 
     Raises:
         OptionError: If the backend has threads in place of processes.
@@ -63,14 +63,14 @@ def in_order(tasks: Iterable[ParallelTask[T]]) -> Iterator[T]:
     # Pickled here, before any starts: joblib pickles in threads of its own, while whoever takes the
     # results may run the very model, and Pyro changes a model's attributes as it runs.
     pickled = [cloudpickle.dumps(task) for task in tasks]
-    found = iter(parallel(joblib.delayed(_call)(task, count, threads) for task in pickled))
+    results = iter(parallel(joblib.delayed(_call)(task, count, threads) for task in pickled))
     try:
-        for value in found:  # noqa: UP028 (which would close it before what is below)
+        for value in results:  # noqa: UP028 (``yield from`` would close it before ``finally``)
             yield value
-    finally:  # tasks that nobody waits for are given up, which joblib warns of
+    finally:  # joblib warns when it gives up tasks that nobody waits for
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            getattr(found, "close", str)()
+            getattr(results, "close", str)()
 
 
 def _call(pickled: bytes, count: int, threads: int) -> Any:

@@ -43,7 +43,7 @@ class Trust(TrustNumbers):
 
     @cached_property
     def answer(self) -> Answer:
-        """A headline, and statements with a label each; none is below its standard error."""
+        """A headline, and labelled statements; no difference below its standard error is stated."""
         return answer(self)
 
     @cached_property
@@ -110,14 +110,14 @@ def trust(
     Args:
         posteriors: By the name of the method, a posterior or one a seed.
         split: Classes; test rows in the units of the models.
-        ood: A data set of other images, of which the test rows count as unknown inputs.
+        ood: A data set of other images; its test rows are the unknown inputs.
         corruptions: Severities of corruption, some of 1 to 5.
         kinds: Names of corruptions, of ``pyro_bnn.diagnostics.KINDS``; None for eight usual ones.
-        scale: Whose constants: ``"mnist"`` or ``"cifar"``; None by the number of channels.
+        scale: Constants of ``"mnist"`` or of ``"cifar"``; None chooses by the number of channels.
         attack: Largest move of a pixel by the fast gradient sign method, in units of the largest
             pixel, within black and white.
         num_samples: Draws of every method.
-        num_rows: The first test rows are those that are corrupted and attacked, at most so many.
+        num_rows: Largest number of test rows, from the first, that are corrupted and attacked.
         seed: Of draws, noise and random signs.
         progress: Whether to show a progress bar.
 
@@ -130,14 +130,14 @@ def trust(
         Ovadia et al., "Can You Trust Your Model's Uncertainty? Evaluating Predictive Uncertainty
         Under Dataset Shift", NeurIPS 2019, arXiv:1906.02530.
     """
-    fitted = {name: _several(own) for name, own in posteriors.items()}
+    fitted = {name: _several(fits) for name, fits in posteriors.items()}
     if not fitted or not all(fitted.values()):
         raise OptionError("nothing to judge: give at least one posterior by the name of its method")
     check_names(fitted)
     check_trust(split, attack=attack, corruptions=corruptions, kinds=kinds, scale=scale, ood=ood)
     check_positive_int("num_samples", num_samples)
     check_positive_int("num_rows", num_rows)
-    num_draws = common_draws([fit for own in fitted.values() for fit in own], num_samples)
+    num_draws = common_draws([fit for seeds in fitted.values() for fit in seeds], num_samples)
     conditions = []
     if corruptions:
         conditions = corrupted(
@@ -150,18 +150,18 @@ def trust(
     bar = tqdm(total=num_sets, disable=not progress, desc="Judging", unit="set")
 
     def fit_of(posterior: PosteriorLike) -> Fit:
-        found, inputs = {}, dict(shared)
+        scores, inputs = {}, dict(shared)
         if attack is not None:
-            own = _attacked(posterior, split, attack, num_rows, num_draws, seed)
-            inputs |= {MOVED: own.x, CONTROL: own.control}
+            attacked = _attacked(posterior, split, attack, num_rows, num_draws, seed)
+            inputs |= {MOVED: attacked.x, CONTROL: attacked.control}
         for name, x in inputs.items():
             y = None if name == UNKNOWN else split.test.y[: len(x)]
-            found[name] = score_rows(posterior, x, y, num_draws, seed)
+            scores[name] = score_rows(posterior, x, y, num_draws, seed)
             bar.update()
-        return found
+        return scores
 
     with bar:
-        fits = {name: [fit_of(posterior) for posterior in own] for name, own in fitted.items()}
+        fits = {name: [fit_of(posterior) for posterior in seeds] for name, seeds in fitted.items()}
     return Trust(
         split,
         fits,
@@ -181,7 +181,7 @@ def check_trust(
     scale: CorruptionScale | None = None,
     attack: float | None = None,
 ) -> None:
-    """Refuse what `trust` would, before anything is fitted.
+    """Check the arguments of `trust` before anything is fitted.
 
     Raises:
         OptionError, ShapeError, DataError: As `trust`.
@@ -200,8 +200,8 @@ def check_trust(
         unknown_inputs(split, ood)
 
 
-def _several(own: Any) -> list[Any]:
-    return list(own) if isinstance(own, Sequence) else [own]
+def _several(fits: Any) -> list[Any]:
+    return list(fits) if isinstance(fits, Sequence) else [fits]
 
 
 def _attacked(

@@ -17,13 +17,13 @@ class AgainstReference:
     """A method against the reference at some rows.
 
     Attributes:
-        where: What the rows are.
+        where: The rows, in words.
         of: Identity of the reference's evaluation.
         distance: Distance to the reference and its floor.
         sd_ratio: Epistemic sd over that of the reference, row by row.
         mean_shift: Distance of the mean from that of the reference, in its sds, row by row.
         reference_sd: Mean epistemic sd of the reference, in the units of the distance.
-        counts: Rows of each kind, in their order; empty where they are of one, and of several
+        counts: Number of rows of each kind, in their order; empty for one kind, or for several
             outputs.
     """
 
@@ -37,7 +37,7 @@ class AgainstReference:
 
 
 def against(
-    own: Float[np.ndarray, "S N G"],
+    draws: Float[np.ndarray, "S N G"],
     reference: Float[np.ndarray, "C T N G"],
     *,
     where: str,
@@ -49,21 +49,21 @@ def against(
     """Marginals of a method against those of the reference.
 
     Args:
-        own: Draws of the method.
+        draws: Draws of the method.
         reference: Draws of the reference by chain.
-        where: What the rows are.
+        where: The rows, in words.
         of: Identity of the reference.
-        scale: Unit of distances, in that of the draws.
-        least_sd: Rows and outputs with no larger sd of the reference are not judged, but for means
-            that are farther apart than this.
-        counts: Rows of each kind, in their order.
+        scale: Unit of the distances, in units of the draws.
+        least_sd: Rows and outputs where the reference's sd is not above this are not judged, unless
+            the means differ by more than this.
+        counts: Number of rows of each kind, in their order.
     """
     return AgainstReference(
         where=where,
         of=of,
-        distance=reference_distance(own, reference, scale=scale),
-        sd_ratio=sd_ratio(own, reference, least_sd),
-        mean_shift=mean_shift(own, reference, least_sd),
+        distance=reference_distance(draws, reference, scale=scale),
+        sd_ratio=sd_ratio(draws, reference, least_sd),
+        mean_shift=mean_shift(draws, reference, least_sd),
         reference_sd=float(reference.std((0, 1)).mean() / scale),
-        counts=(counts or {}) if own.shape[2] == 1 else {},
+        counts=(counts or {}) if draws.shape[2] == 1 else {},
     )
