@@ -130,6 +130,11 @@ class Novelty:
         nearest = self._nearest(self.x, 2)  # the nearest is itself
         return np.sort(np.where(self._alone, np.inf, nearest))
 
+    @property
+    def own(self) -> Float[np.ndarray, " N"]:
+        """The older name of `training_distance`, for one version."""
+        return self.training_distance
+
     def _nearest(self, x: Float[np.ndarray, "M I"], k: int) -> Float[np.ndarray, " M"]:
         """Distance to the k-th nearest training row, 0 where that is rounding."""
         if k > len(self.x):  # one row has no other
