@@ -18,7 +18,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-arviz1"
-REQUIREMENTS = ("arviz>=1.1", "numpy", "h5netcdf", "h5py", "pytest", "pytest-xdist", "matplotlib")
+REQUIREMENTS = (
+    "arviz>=1.1",
+    "numpy",
+    "h5netcdf",
+    "h5py",
+    "pytest",
+    "pytest-xdist",
+    "matplotlib",
+    "jaxtyping",
+)
 TESTED = (
     *(f"pyro_bnn/arviz_io/{name}.py" for name in ("statistics", "loo", "tree", "netcdf")),
     "tests/test_arviz_io.py",
@@ -27,7 +36,7 @@ TESTED = (
 
 SUITS = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))"
 READY = (
-    "import arviz, h5netcdf, h5py, matplotlib, pytest, sys, xdist; "
+    "import arviz, h5netcdf, h5py, jaxtyping, matplotlib, pytest, sys, xdist; "
     "sys.exit(tuple(map(int, arviz.__version__.split('.')[:2])) < (1, 1))"
 )
 
