@@ -18,7 +18,23 @@ if TYPE_CHECKING:
     from pyro_bnn.program.program import Program
 
 
-class PosteriorLike(Protocol):
+class HasDrawCounts(Protocol):
+    """A posterior, or what an engine knows of the draws of one."""
+
+    @property
+    def num_chains(self) -> int:
+        """Chains C."""
+
+    @property
+    def num_stored_draws(self) -> int | None:
+        """Stored draws over all chains; None if it can be sampled without end."""
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number K of functions that all draws are of; None where each draw is its own."""
+
+
+class PosteriorLike(HasDrawCounts, Protocol):
     """A fitted posterior; see ``pyro_bnn.Posterior``."""
 
     @property
@@ -32,18 +48,6 @@ class PosteriorLike(Protocol):
     @property
     def model(self) -> object:
         """The model; the same object where methods share one."""
-
-    @property
-    def num_chains(self) -> int:
-        """Chains C."""
-
-    @property
-    def num_stored_draws(self) -> int | None:
-        """Stored draws over all chains; None if it can be sampled without end."""
-
-    @property
-    def num_atoms(self) -> int | None:
-        """Number K of functions that all draws are of; None where each draw is its own."""
 
     @property
     def has_log_prob(self) -> bool:

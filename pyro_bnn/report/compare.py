@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.data.split import Split
-    from pyro_bnn.posterior.protocol import PosteriorLike
+    from pyro_bnn.posterior.protocol import HasDrawCounts, PosteriorLike
     from pyro_bnn.report.plots.figures import Figures
 
 
@@ -342,22 +342,6 @@ def check_names(names: Iterable[object]) -> None:
     """
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise OptionError(f"the name of a posterior is text, not {wrong[0]!r}: take '{wrong[0]}'")
-
-
-class HasDrawCounts(Protocol):
-    """A posterior, or what an engine knows of the draws of one."""
-
-    @property
-    def num_chains(self) -> int:
-        """Chains C."""
-
-    @property
-    def num_stored_draws(self) -> int | None:
-        """Stored draws over all chains; None if there is no end of them."""
-
-    @property
-    def num_atoms(self) -> int | None:
-        """Number of functions that all draws are of; None where each draw is its own."""
 
 
 def common_draws(posteriors: Iterable[HasDrawCounts], num_samples: int) -> int:
