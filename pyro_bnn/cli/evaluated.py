@@ -8,7 +8,8 @@ from typing import Any
 from pyro_bnn.cli.fits import why_lost
 from pyro_bnn.data import Split
 from pyro_bnn.infer.engine import Engine
-from pyro_bnn.posterior.posterior import NUM_SAMPLES, Posterior
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import NUM_SAMPLES
 from pyro_bnn.report.compare import Alone, common_draws, evaluate_alone
 
 

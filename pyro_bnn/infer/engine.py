@@ -7,21 +7,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, overload
 
 from torch.utils.data import DataLoader
 
 from pyro_bnn.checks import check_seed, plain
-from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.data import Call, Dataset
+from pyro_bnn.errors import DivergenceError, ModelError, OptionError
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import FitData, Init, as_dataset, unchanged
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import CallProblem, Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
+from pyro_bnn.posterior.call_posterior import CallPosterior
 from pyro_bnn.posterior.nature import Fault, Nature, PosteriorKind
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
+
+SERVE_CALLS = "NUTS, HMC, MAMS or MCLMC"
 
 
 class Start(NamedTuple):
@@ -34,7 +39,7 @@ class Start(NamedTuple):
             says how that one computes.
     """
 
-    problem: Problem
+    problem: Any
     options: dict[str, Any]
     make: Callable[[Checkpoint], Run[Any]]
 
@@ -79,6 +84,17 @@ class Engine(ABC, Generic[P]):
     def start(self, problem: Problem) -> Start:
         """Get a run of these options ready: check model and options, find where it starts."""
 
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same for a model of any arguments, by an engine that needs no f and no rows.
+
+        Raises:
+            ModelError: If this engine needs them.
+        """
+        raise ModelError(
+            f"{problem.engine} needs a network on rows: model(x, y=None) with f and y, run on "
+            f"(x, y). For {model_name(problem.model)} on a Call take {SERVE_CALLS}"
+        )
+
     # What it declares of its posteriors
 
     @property
@@ -109,7 +125,7 @@ class Engine(ABC, Generic[P]):
             remedies={str(fault): words for fault, words in cls.remedies(options).items()},
         )
 
-    def check_batches(self, data: FitData) -> None:
+    def check_batches(self, data: FitData | Call) -> None:
         """Refuse a size of batches beside a ``DataLoader``.
 
         Raises:
@@ -122,10 +138,38 @@ class Engine(ABC, Generic[P]):
                 "batches: set it there, or pass the data set"
             )
 
+    @overload
     def run(
         self,
         model: Model,
         data: FitData,
+        *,
+        init: Init = ...,
+        seed: int = ...,
+        progress: bool = ...,
+        on_step: OnStep | None = ...,
+        checkpoint: str | Path | None = ...,
+        resume: bool = ...,
+    ) -> P: ...
+
+    @overload
+    def run(
+        self,
+        model: Model,
+        data: Call,
+        *,
+        init: Init = ...,
+        seed: int = ...,
+        progress: bool = ...,
+        on_step: OnStep | None = ...,
+        checkpoint: str | Path | None = ...,
+        resume: bool = ...,
+    ) -> CallPosterior: ...
+
+    def run(
+        self,
+        model: Model,
+        data: FitData | Call,
         *,
         init: Init = None,
         seed: int = 0,
@@ -133,12 +177,13 @@ class Engine(ABC, Generic[P]):
         on_step: OnStep | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
-    ) -> P:
+    ) -> P | CallPosterior:
         """Find the posterior of a model given its data.
 
         Args:
-            model: Pyro model ``model(x, y=None)``.
-            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``.
+            model: Pyro model ``model(x, y=None)``; with a ``Call`` a model of any arguments.
+            data: A ``Dataset``, a pair (x, y), or a ``DataLoader``; or the arguments of the model
+                as a ``data.Call``, for the engines that need no network.
             init: Where to start: a posterior, a trained module, or values of sites. What it leaves
                 out starts as it does without it. Chains start at draws of a posterior, means at its
                 mean; a guide of the form of that of the posterior takes all that this one has.
@@ -180,30 +225,25 @@ class Engine(ABC, Generic[P]):
         check_seed(seed)
         began = time.perf_counter()
         self.check_batches(data)
-        with isolated(seed):
-            dataset = as_dataset(data)  # a DataLoader draws from the global random state
+        with isolated(seed):  # a DataLoader draws from the global random state
+            given = data if isinstance(data, Call) else as_dataset(data)
         with isolated(seed), unchanged(model):
-            name = type(self).__name__
-            start = self.start(
-                Problem(
-                    model, data, dataset, init, seed, name, progress=progress, declare=self.nature
-                )
-            )
+            start = self._start(model, data, given, init, seed, progress=progress)
             problem = start.problem
-            own_order = problem.has_own_order and hasattr(self, "batch_size")
+            own_order = hasattr(self, "batch_size") and isinstance(data, DataLoader)
             saves = Checkpoint(
                 checkpoint if self.saves else None,
                 resume=resume and self.saves,
                 identify=lambda: Identity(
-                    problem.program,
-                    dataset,
+                    problem.joint,
+                    given,
                     engine=problem.engine,
                     options=start.options,
                     seed=seed,
                     trains_params=self.trains_params,
                     in_order=not own_order,
                 ),
-                device=problem.program.device,
+                device=problem.joint.device,
                 own_order=own_order,
                 start=began,
             )
@@ -217,6 +257,23 @@ class Engine(ABC, Generic[P]):
             posterior = run.posterior(problem, saves)
             assert posterior is not None
             return self._declared(posterior)
+
+    def _start(
+        self,
+        model: Model,
+        data: FitData | Call,
+        given: Dataset | Call,
+        init: Init,
+        seed: int,
+        *,
+        progress: bool,
+    ) -> Start:
+        name = type(self).__name__
+        how: dict[str, Any] = {"progress": progress, "declare": self.nature}
+        if isinstance(given, Call):
+            return self.start_call(CallProblem(model, given, init, seed, name, **how))
+        assert not isinstance(data, Call)
+        return self.start(Problem(model, data, given, init, seed, name, **how))
 
     def _declared(self, posterior: P) -> P:
         """The posterior, with what this engine declares where its run has left that out."""

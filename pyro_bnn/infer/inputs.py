@@ -15,7 +15,7 @@ from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
 from pyro_bnn.errors import DataError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
-from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
@@ -24,7 +24,7 @@ from pyro_bnn.program.random_state import isolated
 FitData: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
 
 
-Init: TypeAlias = "Posterior | nn.Module | Mapping[str, Tensor] | None"
+Init: TypeAlias = "SitePosterior | nn.Module | Mapping[str, Tensor] | None"
 
 
 G = TypeVar("G", bound=Guide)

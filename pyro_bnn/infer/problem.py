@@ -3,33 +3,93 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyro_bnn.data import Dataset
+from pyro_bnn.data import Call, Dataset
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import FitData, Init, program_of
+from pyro_bnn.posterior.call_posterior import CallDraws
 from pyro_bnn.posterior.doubling import Doubling
+from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 logger = logging.getLogger("pyro_bnn")
 
 
+class Facts(ABC):
+    """What every problem knows of itself, and tells of its posteriors."""
+
+    engine: str
+    seed: int
+    declare: Callable[[Mapping[str, Any]], Nature] | None
+
+    @property
+    @abstractmethod
+    def joint(self) -> Joint:
+        """The model as tensor functions of its sites."""
+
+    def of_data(self) -> dict[str, Any]:
+        """What a provenance says of the data."""
+        return {}
+
+    def warn_of_held_parameters(self) -> None:
+        """Say which point-estimated parameters an engine that trains none holds at their values."""
+        if self.joint.params:
+            logger.warning(
+                "%s holds point-estimated parameters at their values: %s",
+                self.engine,
+                ", ".join(self.joint.params),
+            )
+
+    def provenance(
+        self,
+        saves: Checkpoint,
+        *,
+        method: str,
+        options: dict[str, Any],
+        num_parameters: int,
+        losses: list[float] | None = None,
+        phases: dict[str, float] | None = None,
+        doubling: Doubling | None = None,
+    ) -> Provenance:
+        """How a posterior of this problem came about; see :class:`Provenance`."""
+        return Provenance(
+            method=method,
+            engine=self.engine,
+            options=options,
+            seed=self.seed,
+            wall_time=saves.wall_time,
+            num_parameters=num_parameters,
+            losses=np.asarray(losses or [], dtype=np.float64),
+            phases=phases or {},
+            doubling=doubling,
+            threads=saves.threads,
+            gpu=gpu_name(self.joint.device),
+            nature=None if self.declare is None else self.declare(options),
+            **self.of_data(),
+        )
+
+
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Facts):
     """A model and its data, as :meth:`Engine.run` hands them to an engine.
 
     Args:
@@ -78,42 +138,20 @@ class Problem:
             return LoaderBatches(self.data, self.program, self.rows)
         return Minibatches(self.rows, size, self.seed)
 
-    def warn_of_held_parameters(self) -> None:
-        """Say which point-estimated parameters an engine that trains none holds at their values."""
-        if self.program.params:
-            logger.warning(
-                "%s holds point-estimated parameters at their values: %s",
-                self.engine,
-                ", ".join(self.program.params),
-            )
+    @property
+    def joint(self) -> Joint:
+        """The program, as any model's density is used."""
+        return self.program
 
-    def provenance(
-        self,
-        saves: Checkpoint,
-        *,
-        method: str,
-        options: dict[str, Any],
-        num_parameters: int,
-        losses: list[float] | None = None,
-        phases: dict[str, float] | None = None,
-        doubling: Doubling | None = None,
-    ) -> Provenance:
-        """How a posterior of this problem came about; see :class:`Provenance`."""
-        return Provenance(
-            method=method,
-            engine=self.engine,
-            options=options,
-            seed=self.seed,
-            wall_time=saves.wall_time,
-            num_parameters=num_parameters,
-            losses=np.asarray(losses or [], dtype=np.float64),
-            phases=phases or {},
-            doubling=doubling,
-            threads=saves.threads,
-            gpu=gpu_name(self.program.device),
-            nature=None if self.declare is None else self.declare(options),
-            **of_data(self.dataset),
-        )
+    def of_data(self) -> dict[str, Any]:
+        """Units and names of the rows."""
+        return of_data(self.dataset)
+
+    def draws_posterior(
+        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
+    ) -> DrawsPosterior:
+        """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
+        return DrawsPosterior(self.program, z, provenance, sample_stats=stats)
 
     def guide_posterior(
         self,
@@ -146,3 +184,45 @@ class Problem:
             doubling=doubling,
         )
         return cls(self.program, guide, provenance)
+
+
+@dataclass(frozen=True, eq=False)
+class CallProblem(Facts):
+    """Any model and the arguments that it is called with.
+
+    Args:
+        model: The Pyro model.
+        call: Its arguments.
+        init: Where to start, or None.
+        seed: Seed of the run.
+        engine: Name of the engine.
+        progress: Whether a run shows how far it is.
+        declare: What the engine declares of a posterior of given options; None where there is none.
+    """
+
+    model: Model
+    call: Call
+    init: Init
+    seed: int
+    engine: str
+    progress: bool = False
+    declare: Callable[[Mapping[str, Any]], Nature] | None = None
+
+    @cached_property
+    def _joint(self) -> Joint:
+        return Joint(self.model, self.call.args, self.call.kwargs)
+
+    @property
+    def joint(self) -> Joint:
+        """The model as tensor functions; traced when it is first asked for.
+
+        Raises:
+            ModelError, SiteError: As :class:`pyro_bnn.program.Joint`.
+        """
+        return self._joint
+
+    def draws_posterior(
+        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
+    ) -> CallDraws:
+        """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
+        return CallDraws(self.joint, z, provenance, sample_stats=stats)

@@ -17,7 +17,7 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.random_state import isolated
 
 WINDOW = 100  # steps over which an objective is smoothed, and after which a state is kept
@@ -70,7 +70,7 @@ class Reached(NamedTuple):
 
 OnStep: TypeAlias = Callable[[Reached], object]
 
-P = TypeVar("P", bound=Posterior)
+P = TypeVar("P", bound=SitePosterior)
 
 
 class Run(ABC, Generic[P]):

@@ -9,15 +9,16 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.infer.inputs import Init
-from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 
 MEDIAN_DRAWS = 15  # as ``pyro.infer.autoguide.init_to_median``
 
 
 def starting_points(
-    program: Program, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
+    program: Joint, init: Init, num_points: int, seed: int, *, default: Tensor | None = None
 ) -> Tensor:
     """Starting points z ``[n, P]`` from ``init``; without ``init`` the default, n times.
 
@@ -39,7 +40,7 @@ def starting_points(
     default = program.initial if default is None else default
     if init is None:
         return default.expand(num_points, -1).clone()
-    if isinstance(init, Posterior):
+    if isinstance(init, SitePosterior):
         check_posterior(program, init)
         stored = init.num_stored_draws
         wanted = num_points * init.num_chains
@@ -65,7 +66,7 @@ def starting_points(
     return z.expand(num_points, -1).clone()
 
 
-def one_start(program: Program, seed: int) -> Tensor:
+def one_start(program: Joint, seed: int) -> Tensor:
     """Where a single run starts ``[P]``: a draw of the prior, but scales at their medians.
 
     So guides start too. A noise scale far out in its prior makes gradients and curvatures so large
@@ -78,17 +79,17 @@ def one_start(program: Program, seed: int) -> Tensor:
     return at_medians(program, program.initial.clone(), seed)
 
 
-def at_medians(program: Program, z: Tensor, seed: int) -> Tensor:
+def at_medians(program: Joint, z: Tensor, seed: int) -> Tensor:
     """Points ``[..., P]`` whose scales are put at their prior medians, in place."""
     others = [site for site in program.sites if not site.is_real]
     if others:
-        draws = program.prior_draws(MEDIAN_DRAWS, program.example.x[:1], seed)
+        draws = program.prior_draws(MEDIAN_DRAWS, seed=seed)
         for site in others:
             z[..., site.start : site.stop] = draws[:, site.start : site.stop].median(0).values
     return z
 
 
-def check_posterior(program: Program, init: Posterior) -> None:
+def check_posterior(program: Joint, init: SitePosterior) -> None:
     """Check that a posterior is of this network, and take its point-estimated parameters.
 
     Its prior, its likelihood and its data may differ.
@@ -107,6 +108,8 @@ def check_posterior(program: Program, init: Posterior) -> None:
     if theirs != ours:
         raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
     _set_params(program, init.params)
+    if not (isinstance(program, Program) and isinstance(init.program, Program)):
+        return  # it has no f
     f, init_f = (_outputs(each, program.example.x[:2]) for each in (program, init.program))
     if f.shape != init_f.shape or not torch.allclose(
         f, init_f, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
@@ -126,7 +129,7 @@ def _outputs(program: Program, x: Tensor) -> Tensor:
     return f.double().cpu()
 
 
-def _module_values(program: Program, module: nn.Module) -> dict[str, Tensor]:
+def _module_values(program: Joint, module: nn.Module) -> dict[str, Tensor]:
     """Values of sites (and of point parameters, set at once) from a trained network."""
     trained = {name: value.detach() for name, value in module.named_parameters()}
     nested = hierarchies(program.model)  # weights made of several sites
@@ -164,11 +167,11 @@ def _site_values(
     return values
 
 
-def _listed(program: Program) -> str:
+def _listed(program: Joint) -> str:
     return ", ".join(f"{site.name} {tuple(site.shape)}" for site in program.sites)
 
 
-def _set_params(program: Program, values: Mapping[str, Tensor]) -> None:
+def _set_params(program: Joint, values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, value in values.items():
             if name in program.params and program.params[name].shape == value.shape:

@@ -27,10 +27,11 @@ from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
-FORMAT = "pyro_bnn posterior"
+FORMAT, CALL_FORMAT = "pyro_bnn posterior", "pyro_bnn posterior of a call"
 VERSION = 3
 LAPLACE = "Laplace"  # engine of Gaussians around a mode, in files that do not declare it
 SMALL = 1 << 16  # most numbers that a guide makes beside its parameters
@@ -69,6 +70,16 @@ SCHEMA = {
     "buffers": {str: Tensor},
     "fingerprint": Tensor,
 }
+CALL_SCHEMA = {
+    "format": str,
+    "version": int,
+    "header": {**OF_PROVENANCE, "sites": [list]},
+    "args": list,
+    "kwargs": dict,
+    "losses": Tensor,
+    "params": {str: Tensor},
+    "fingerprint": Tensor,
+}
 OF_GUIDE = {"guide": {"class": str, "options": dict, "state": {str: (dict, Tensor)}}}
 OF_DRAWS = {"z": Tensor, "sample_stats": {str: Tensor}, "log_q?": Tensor, "stages?": Tensor}
 
@@ -92,10 +103,7 @@ def save(
         contents: What `guide_contents` or `draws_contents` gives.
     """
     x, y = program.example
-    header = {name: getattr(provenance, name) for name in FIELDS}
-    if provenance.doubling is not None:
-        header["doubling"] = asdict(provenance.doubling)
-    header["nature"] = None if provenance.nature is None else provenance.nature.to_json()
+    header = _header(provenance)
     document: Document = {
         "format": FORMAT,
         "version": VERSION,
@@ -111,6 +119,88 @@ def save(
         **contents,
     }
     write_tensors(document, path)
+
+
+def _header(provenance: Provenance) -> Document:
+    header = {name: getattr(provenance, name) for name in FIELDS}
+    if provenance.doubling is not None:
+        header["doubling"] = asdict(provenance.doubling)
+    header["nature"] = None if provenance.nature is None else provenance.nature.to_json()
+    return header
+
+
+def save_call(
+    path: Path,
+    joint: Joint,
+    params: Params,
+    provenance: Provenance,
+    contents: Mapping[str, Any],
+) -> None:
+    """Write a posterior of any model to one file; see :meth:`CallPosterior.save`.
+
+    Args:
+        path: The file.
+        joint: Its model, with its arguments.
+        params: Values of its point-estimated parameters.
+        provenance: How it came about.
+        contents: What `draws_contents` gives.
+    """
+    document: Document = {
+        "format": CALL_FORMAT,
+        "version": 1,
+        "header": _plain({**_header(provenance), "sites": _sites(joint)}),
+        "args": list(joint.args),
+        "kwargs": dict(joint.kwargs),
+        "losses": torch.as_tensor(provenance.losses),
+        "params": dict(params),
+        "fingerprint": _densities(joint, params),
+        **contents,
+    }
+    write_tensors(document, path)
+
+
+def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
+    """Read a posterior of any model: its kind, and what its class takes; see `load`."""
+    document = read_tensors(path, mapped=("z",))
+    if document.get("format") != CALL_FORMAT:
+        raise FileFormatError(
+            f"{path} is not a posterior of a Call saved by this package; read that of a network "
+            "with Posterior.load"
+        )
+    require_version(document, 1, path)
+    try:
+        expect(document, {**CALL_SCHEMA, **OF_DRAWS}, "it")
+        _check_draws(document)
+        provenance = _provenance(document)
+    except (KeyError, TypeError, ValueError) as error:
+        what = str(error) if isinstance(error, BNNError) else f"{type(error).__name__}: {error}"
+        raise FileFormatError(f"{path} is damaged: {what}") from error
+    try:
+        joint = Joint(model, document["args"], document["kwargs"])
+    except Exception as error:
+        reason = str(error).strip().splitlines()[:1]
+        raise SiteError(
+            f"this model cannot be run on the arguments saved in {path}: {''.join(reason)}; build "
+            "it as it was for the run"
+        ) from error
+    if (sites := _sites(joint)) != document["header"]["sites"]:
+        raise SiteError(
+            f"{path} is of a model with sites {_listed(document['header']['sites'])}, but this "
+            f"model has {_listed(sites)}"
+        )
+    _restore_params(joint, document["params"], path)
+    _compare(_densities(joint, joint.params), document["fingerprint"], path)
+    stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
+    z = _draws(document["z"], joint, path)
+    of_draws = {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
+    return "call draws", {"program": joint, "provenance": provenance, **of_draws}
+
+
+def _densities(joint: Joint, params: Params) -> Tensor:
+    """The two parts of the log joint at one z, in double precision."""
+    with torch.no_grad():
+        parts = joint.log_densities(wave(joint.initial), params=params)
+    return torch.stack(parts).double().cpu()
 
 
 def guide_contents(guide: Guide) -> Document:
@@ -229,7 +319,8 @@ def _provenance(document: Document) -> Provenance:
     header = {name: document["header"].get(name) for name in FIELDS}
     names = {name: tuple(header[name]) for name in NAMES if header[name] is not None}
     inputs, target = (
-        units and Standardiser(**units) for units in (document["inputs"], document["target"])
+        units and Standardiser(**units)
+        for units in (document.get("inputs"), document.get("target"))
     )
     if header["doubling"] is not None:
         header["doubling"] = Doubling(**header["doubling"])
@@ -254,7 +345,7 @@ def _program(model: Model, document: Document, path: Path) -> Program:
         ) from error
 
 
-def _draws(z: Tensor, program: Program, path: Path) -> Tensor:
+def _draws(z: Tensor, program: Joint, path: Path) -> Tensor:
     """Draws where and as the model computes, or as they are where they stay in the file."""
     if z.shape[-1] != program.num_latents:
         raise FileFormatError(
@@ -299,7 +390,7 @@ def is_known(guide: Guide) -> bool:
     return all(Guide.known.get(cls.__name__) is cls for cls in classes)
 
 
-def _restore_params(program: Program, params: dict[str, Tensor], path: Path) -> None:
+def _restore_params(program: Joint, params: dict[str, Tensor], path: Path) -> None:
     if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in program.params.items()}:
         raise SiteError(
             f"{path} has the point-estimated parameters {', '.join(params) or '(none)'}, but this "
@@ -343,7 +434,10 @@ def _fingerprint(program: Program, params: Params) -> Tensor:
 
 
 def _check_fingerprint(program: Program, saved: Tensor, path: Path) -> None:
-    fresh = _fingerprint(program, program.params)
+    _compare(_fingerprint(program, program.params), saved, path)
+
+
+def _compare(fresh: Tensor, saved: Tensor, path: Path) -> None:
     same = fresh.shape == saved.shape and torch.allclose(
         fresh, saved, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
     )
@@ -364,7 +458,7 @@ def _units(units: Standardiser | None) -> dict[str, Tensor] | None:
     return None if units is None else {"loc": units.loc, "scale": units.scale}
 
 
-def _sites(program: Program) -> list[Any]:
+def _sites(program: Joint) -> list[Any]:
     return [[site.name, list(site.shape)] for site in program.sites]
 
 

@@ -6,10 +6,11 @@ functions of tensors.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,6 +26,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
+from pyro_bnn.data import Call
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import Model as Model  # noqa: PLC0414  # older code imports it from here
 from pyro_bnn.handled import module_of, parameters_of
@@ -310,6 +312,47 @@ class Evaluate(Messenger):
             self.factors[name] = msg
         elif msg["is_observed"] or name == "y":
             self.observed[name] = msg
+
+
+class Unobserved(Messenger):
+    """Let a model draw what it observes, as ``poutine.uncondition`` does, but keep computed sites.
+
+    Under that handler a ``pyro.deterministic`` value in a plate is expanded by the plate.
+    """
+
+    def __init__(self, kept: Collection[str]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        is_drawn = not (is_point(msg["fn"]) or isinstance(msg["fn"], dist.Unit))
+        if msg["is_observed"] and is_drawn and msg["name"] not in self.kept:
+            msg["is_observed"], msg["value"] = False, None
+
+
+def predicted(
+    model: Model, call: Call, latents: Mapping[str, Tensor], *, anew: bool
+) -> dict[str, Tensor]:
+    """Values of all sites but the latent ones, drawn or computed, at one value of each of these.
+
+    Args:
+        model: Pyro model.
+        call: Its arguments.
+        latents: Value of each latent site.
+        anew: Whether what the model observes is drawn.
+    """
+    held = poutine.condition(model, data=dict(latents))
+    with Unobserved(latents) if anew else contextlib.nullcontext():
+        trace = poutine.trace(held).get_trace(*own_rows(call.args), **call.kwargs)
+    nodes: Mapping[str, Any] = trace.nodes
+    return {
+        name: node["value"]
+        for name, node in nodes.items()
+        if node["type"] == "sample"
+        and name not in latents
+        and type(node["fn"]).__name__ != "_Subsample"
+        and not isinstance(node["fn"], dist.Unit)
+    }
 
 
 def total_log_prob(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> Tensor:

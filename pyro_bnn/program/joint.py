@@ -225,6 +225,16 @@ class Joint:
 
         return self._over_draws(log_likelihoods, z, args, params)
 
+    def recorded(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
+    ) -> dict[str, Tensor]:
+        """Values ``[..., *shape]`` of each ``pyro.deterministic`` statement, by name."""
+
+        def recorded(run: Evaluate, _: Tensor) -> dict[str, Tensor]:
+            return {name: v for name, v in run.recorded.items() if isinstance(v, Tensor)}
+
+        return self._over_draws(recorded, z, args, params)
+
     def run_log_likelihood(self, run: Evaluate) -> Tensor:
         """Log density ``[]`` of all that a run observes."""
         parts, scale = self.row_densities(run)

@@ -91,7 +91,10 @@ def fit(
         torch.manual_seed(3)
         model = make()
     engine = SVI(**{"guide": guides.AutoNormal, "num_steps": 30, **options})
-    return engine.run(model, data, progress=False, checkpoint=folder, resume=resume, **keywords)
+    posterior: Posterior = engine.run(
+        model, data, progress=False, checkpoint=folder, resume=resume, **keywords
+    )
+    return posterior
 
 
 def resumed_is_uninterrupted(

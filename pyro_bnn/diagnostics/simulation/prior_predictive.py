@@ -17,8 +17,8 @@ from pyro_bnn.diagnostics.simulation.simulations import proper_program
 from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.posterior.arviz_groups import by_chain, input_dims, of_targets, site_summaries
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
-from pyro_bnn.posterior.posterior import NUM_SAMPLES
 from pyro_bnn.posterior.provenance import Provenance
+from pyro_bnn.posterior.site_posterior import NUM_SAMPLES
 from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.prediction import Prediction
 from pyro_bnn.program.handlers import Model

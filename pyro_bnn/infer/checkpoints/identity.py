@@ -13,11 +13,14 @@ import numpy as np
 import pyro
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pyro_bnn import __version__
+from pyro_bnn.data import Call
 from pyro_bnn.errors import DataError, OptionError, SiteError
 from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.fingerprint import fingerprint, wave
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 
 TOLERANCE = 1e-3  # of densities: precisions and devices differ by less, models by more
@@ -40,7 +43,7 @@ class Identity:
 
     Args:
         program: The model as tensor functions.
-        dataset: Rows as the caller gave them.
+        data: Rows as the caller gave them, or the arguments of a model that has none.
         engine: Name of the engine.
         options: What must be equal, those of the guide and the optimiser included, JSON-able.
         seed: Seed of the run.
@@ -56,8 +59,8 @@ class Identity:
 
     def __init__(
         self,
-        program: Program,
-        dataset: IdentifiedRows,
+        program: Joint,
+        data: IdentifiedRows | Call,
         *,
         engine: str,
         options: dict[str, Any],
@@ -72,8 +75,10 @@ class Identity:
             "sites": {site.name: list(site.shape) for site in program.sites},
             "dtype": str(program.dtype),
             "fingerprint": _fingerprint(program, trains_params=trains_params),
-            "num_data": program.num_data,
-            "data": _checksum(dataset, in_order=in_order),
+            "num_data": getattr(program, "num_data", 1),
+            "data": _of_call(data)
+            if isinstance(data, Call)
+            else _checksum(data, in_order=in_order),
         }
         self.plain: dict[str, Any] = json.loads(json.dumps(run))
 
@@ -138,21 +143,41 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _fingerprint(program: Program, *, trains_params: bool) -> list[float]:
+def _fingerprint(program: Joint, *, trains_params: bool) -> list[float]:
     params = {name: value.detach() for name, value in program.params.items()}
     if trains_params:
         is_trained = {name: value.requires_grad for name, value in program.params.items()}
         params = {k: wave(value) if is_trained[k] else value for k, value in params.items()}
     z = wave(program.initial).requires_grad_()
     with torch.enable_grad():
-        log_prior = program.log_prior(z, program.example.x, params)
+        log_prior = program.log_prior(z, params=params)
         gradient = torch.zeros_like(z)
         if log_prior.requires_grad:  # false where every prior is flat
             (gradient,) = torch.autograd.grad(log_prior, z, materialize_grads=True)
     # one total hides a prior that differs at a site of few numbers among many
     norms = [float(gradient[site.start : site.stop].norm()) for site in program.sites]
+    if not isinstance(program, Program):
+        with torch.no_grad():
+            parts = [float(part) for part in program.log_densities(z.detach(), params=params)]
+        return [parts[1], *norms, parts[0]]
     first, *others = fingerprint(program, z.detach(), params, program.example).tolist()
     return [first, *norms, *others]
+
+
+def _of_call(call: Call) -> str:
+    """SHA-256 of the arguments: of tensors and arrays by their bytes, of all else by its words."""
+    digest = hashlib.sha256()
+    for leaf in tree_leaves((call.args, call.kwargs)):
+        if isinstance(leaf, np.ndarray | Tensor):
+            array = np.ascontiguousarray(leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf)
+            digest.update(f"{array.dtype} {array.shape} ".encode() + array.tobytes())
+        else:
+            words = (
+                repr(leaf) if isinstance(leaf, int | float | str | None) else type(leaf).__name__
+            )
+            digest.update(words.encode())
+    digest.update(repr(sorted(call.kwargs)).encode())
+    return digest.hexdigest()
 
 
 def _checksum(dataset: IdentifiedRows, *, in_order: bool) -> str:

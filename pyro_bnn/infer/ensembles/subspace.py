@@ -31,7 +31,8 @@ from pyro_bnn.infer.svi.options import name_of
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Fault
-from pyro_bnn.posterior.posterior import NUM_SAMPLES, Posterior
+from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import NUM_SAMPLES
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 SubspaceKind: TypeAlias = Literal["random", "pca", "curve"]

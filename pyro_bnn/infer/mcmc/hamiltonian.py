@@ -33,13 +33,14 @@ from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import CallProblem, Problem
 from pyro_bnn.infer.run import drive
-from pyro_bnn.infer.steps.potentials import TargetDensity, of_each, of_one
+from pyro_bnn.infer.steps.potentials import TargetDensity, of_call, of_each, of_one
 from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, PosteriorKind
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
@@ -126,9 +127,13 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         """Find where the chains start; see the base class."""
         return self.start_at(problem, asdict(self))
 
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same of any model; see the base class."""
+        return self.start_at(problem, asdict(self))
+
     def start_at(
         self,
-        problem: Problem,
+        problem: Problem | CallProblem,
         options: dict[str, Any],
         lead: Callable[[Tensor], Tensor] | None = None,
     ) -> Start:
@@ -140,9 +145,12 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
             lead: Maps starting points ``[C, P]`` to others.
         """
         began = time.perf_counter()
-        self._check(problem.program, problem.engine)
+        self._check(problem.joint, problem.engine)
         problem.warn_of_held_parameters()
-        target = of_one(problem.program, problem.rows)
+        if isinstance(problem, CallProblem):
+            target = of_call(problem.joint)
+        else:
+            target = of_one(problem.program, problem.rows)
         starts = find_starts(target, problem.init, self.num_chains, problem.seed)
 
         def make(saves: Checkpoint) -> Sampling:
@@ -161,7 +169,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
 
         return Start(problem, options, make)
 
-    def _check(self, program: Program, engine: str) -> None:
+    def _check(self, program: Joint, engine: str) -> None:
         """Refuse a model that cannot be sampled so."""
 
     def run_each(
@@ -351,7 +359,7 @@ class IsokineticSampler(SamplerOfLength):
             names = " or ".join(f'"{name}"' for name in INTEGRATORS)
             raise OptionError(f"integrator is {names}, not {self.integrator!r}")
 
-    def _check(self, program: Program, engine: str) -> None:
+    def _check(self, program: Joint, engine: str) -> None:
         if program.num_latents < 2:
             raise ModelError(
                 f"{engine} needs at least two latent numbers, for velocities to turn; the model "

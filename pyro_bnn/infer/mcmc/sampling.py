@@ -35,10 +35,11 @@ from pyro_bnn.infer.mcmc.lockstep import BlockDraws, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import CallProblem, Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.steps.store import DrawStore, turns_of
 from pyro_bnn.infer.steps.threads import one_thread
+from pyro_bnn.posterior.call_posterior import CallDraws
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 
 SHORT = 64  # points of trajectories in the first window, twice as many in each that follows
@@ -184,7 +185,9 @@ class Sampling(Run[DrawsPosterior]):
             for i, name in enumerate(self._chains.columns)
         }
 
-    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
+    def posterior(  # type: ignore[override]  # of a Call, draws of its sites
+        self, problem: Problem | CallProblem, saves: Checkpoint
+    ) -> DrawsPosterior | CallDraws | None:
         """The draws that every chain has, with the statistics of each in ``sample_stats``."""
         if not self.num_common:
             return None
@@ -194,10 +197,10 @@ class Sampling(Run[DrawsPosterior]):
             saves,
             method=problem.engine,
             options=options if self.is_done else {**options, "interrupted": True},
-            num_parameters=problem.program.num_latents,
+            num_parameters=problem.joint.num_latents,
             phases=result.phases,
         )
-        return DrawsPosterior(problem.program, result.z, provenance, sample_stats=self.sample_stats)
+        return problem.draws_posterior(result.z, provenance, self.sample_stats)
 
     def bar(self, *, show: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
         """The bar, which was made before the run."""

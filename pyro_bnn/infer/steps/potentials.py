@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_bnn.errors import ModelError
 from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -23,14 +24,15 @@ class TargetDensity(NamedTuple):
     Attributes:
         program: The model as tensor functions.
         potential: U and its gradient, of z ``[C, P]`` and ``data``.
-        data: Inputs x, and targets y of all chains, or of each ``[C, ...]``.
-        batches: The data of each chain ``[C]``, or of all ``[1]``.
+        data: Inputs x, and targets y of all chains, or of each ``[C, ...]``; nothing where the
+            arguments of the model are fixed.
+        batches: The data of each chain ``[C]``, or of all ``[1]``; None for fixed arguments.
     """
 
-    program: Program
+    program: Joint
     potential: Potential
-    data: Batch
-    batches: Sequence[Batch]
+    data: Sequence[Tensor]
+    batches: Sequence[Batch | None]
 
     @property
     def has_many(self) -> bool:
@@ -41,6 +43,13 @@ class TargetDensity(NamedTuple):
 def of_one(program: Program, batch: Batch) -> TargetDensity:
     """The posterior of one data set."""
     return TargetDensity(program, potential_of(program), batch, [batch])
+
+
+def of_call(joint: Joint) -> TargetDensity:
+    """The posterior of a model at the arguments that it was traced with."""
+    params = {name: value.detach() for name, value in joint.params.items()}
+    potential = _potential(lambda z: joint.log_joint(z, params=params))
+    return TargetDensity(joint, potential, (), [None])
 
 
 def of_each(program: Program, batches: Sequence[Batch]) -> TargetDensity:
@@ -89,11 +98,11 @@ def _log_joint(program: Program) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda z, x, y: program.log_joint(z, Batch(x, y), params)
 
 
-def _potential(log_joints: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Potential:
-    def potential(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _potential(log_joints: Callable[..., Tensor]) -> Potential:
+    def potential(z: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            value = -log_joints(z, x, y)
+            value = -log_joints(z, *data)
             (grad,) = torch.autograd.grad(value.sum(), z)
         return value.detach(), grad
 

@@ -11,9 +11,9 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.starting_points import at_medians, starting_points
 from pyro_bnn.infer.steps.potentials import TargetDensity
-from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.handlers import without_validation
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
@@ -42,7 +42,7 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
     for attempt in range(MAX_STARTS):
         attempt_seed = stream_seed(seed, attempt)
         with isolated(attempt_seed), without_validation():
-            prior = program.prior_draws(num_chains, data.x[:1], attempt_seed)
+            prior = program.prior_draws(num_chains, seed=attempt_seed)
             prior = at_medians(program, prior, seed)
             candidates = _candidates(program, init, prior, seed + attempt)
             points = torch.where(missing.unsqueeze(-1), candidates, points)
@@ -78,16 +78,16 @@ def known_before(target: TargetDensity, init: Init, seed: int) -> tuple[Tensor, 
     return z, potential(z, *data)[1]
 
 
-def _candidates(program: Program, init: Init, prior: Tensor, seed: int) -> Tensor:
+def _candidates(program: Joint, init: Init, prior: Tensor, seed: int) -> Tensor:
     """Points ``[C, P]`` from ``init``, and from draws of the prior ``[C, P]`` for the rest."""
     if init is None:
         return prior
-    if isinstance(init, Posterior):
+    if isinstance(init, SitePosterior):
         return starting_points(program, init, len(prior), seed)
     return torch.cat([starting_points(program, init, 1, seed, default=row) for row in prior])
 
 
-def _not_finite(program: Program, z: Tensor, batch: Batch) -> list[str]:
+def _not_finite(program: Joint, z: Tensor, batch: Batch | None) -> list[str]:
     """Names of the sites whose density or gradient is not finite at z; ``"y"`` included."""
     z = z.detach().requires_grad_()
     log_joint = program.log_joint(z, batch)

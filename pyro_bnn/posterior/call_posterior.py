@@ -1,0 +1,300 @@
+"""Draws of any Pyro model, run on a :class:`~pyro_bnn.data.call.Call`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from pyro_bnn.data import Call
+from pyro_bnn.posterior import storage
+from pyro_bnn.posterior.provenance import Provenance
+from pyro_bnn.posterior.site_posterior import SitePosterior
+from pyro_bnn.posterior.stored_draws import StoredDraws
+from pyro_bnn.program.handlers import Model, is_point, predicted
+from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.random_state import derived_seed, empty_store, isolated
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from xarray import DataTree
+
+Values = dict[str, Tensor]
+
+
+class CallPosterior(SitePosterior):
+    """Draws of the latent sites of any Pyro model, given what it observes.
+
+    Predictions of a network, ``predict`` and ``function_draws``, are of a
+    :class:`~.posterior.Posterior`, which a model ``model(x, y=None)`` has that is run on (x, y).
+
+    Args:
+        program: The model as tensor functions.
+        provenance: How the posterior came about.
+    """
+
+    @property
+    def call(self) -> Call:
+        """The arguments that the model was run on."""
+        return Call(*self.program.args, **self.program.kwargs)
+
+    @isolated()
+    def sample(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> Values:
+        """Draws of every latent site, and of every ``pyro.deterministic`` statement.
+
+        Args:
+            num_samples: Number of draws S, the total over chains. Where draws are stored, at most
+                as many as there are.
+            seed: One seed gives the same draws in every method.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *shape]``, or ``[C, S/C, *shape]`` by chain.
+        """
+        program, draws = self.program, self.in_blocks(self.count(num_samples), seed)
+        parts = [
+            {**program.constrain(z[:, : program.num_latents]), **self._over(program.recorded, z)}
+            for z in draws.blocks()
+        ]
+        return _joined(parts, draws.num_chains if group_by_chain else None)
+
+    @isolated()
+    def log_joint(self, num_samples: int | None = None, seed: int = 0) -> Float[Tensor, " S"]:
+        """Log p(z_s, observed values) ``[S]`` in unconstrained coordinates, with Jacobian."""
+        blocks = self.in_blocks(self.count(num_samples), seed).blocks()
+        return torch.cat([self._over(self.program.log_joint, z) for z in blocks])
+
+    @isolated()
+    def log_likelihood(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> Values:
+        """Log density of each observed site given each draw, ``[S, *batch]`` or by chain.
+
+        A ``poutine.scale`` is not in it; a masked value has log density 0.
+        """
+        draws = self.in_blocks(self.count(num_samples), seed)
+        parts = [self._over(self.program.log_likelihoods, z) for z in draws.blocks()]
+        return _joined(parts, draws.num_chains if group_by_chain else None)
+
+    def predictive(
+        self,
+        call: Call | None = None,
+        num_samples: int | None = None,
+        seed: int = 0,
+        group_by_chain: bool = False,
+    ) -> Values:
+        """Draws of the sites that are no latent ones, as ``pyro.infer.Predictive`` makes them.
+
+        The model runs once for each draw. A site has its own shape, without the singletons that
+        ``Predictive`` puts before it where the model has plates.
+
+        Args:
+            call: The arguments to predict at, such as new inputs with None for what is observed;
+                by default those of the run, with what they observe drawn anew.
+            num_samples: Number of draws S, the total over chains.
+            seed: Of the draws.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *shape]``, or ``[C, S/C, *shape]`` by chain.
+        """
+        at = self.call if call is None else call
+        latents = self.program.constrain(self.unconstrained(self.count(num_samples), seed))
+        with (
+            isolated(derived_seed(seed, 1)),
+            torch.no_grad(),
+            empty_store(),
+            self.program.snapshot.held(),
+        ):
+            rows = [
+                predicted(self.model, at, dict(zip(latents, row, strict=True)), anew=call is None)
+                for row in zip(*latents.values(), strict=True)
+            ]
+        values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        return _by_chain(values, self.num_chains if group_by_chain else None)
+
+    def summary(self, num_samples: int | None = None, seed: int = 0) -> pd.DataFrame:
+        """Mean, sd, intervals, ESS, R-hat and MCSE of each number of each site, by ArviZ."""
+        from pyro_bnn import arviz_io
+
+        values = self.sample(num_samples, seed, group_by_chain=True)
+        groups = {"posterior": {name: _on_host(value) for name, value in values.items()}}
+        return arviz_io.summary(arviz_io.datatree(groups))
+
+    @isolated()
+    def to_arviz(
+        self,
+        num_samples: int | None = None,
+        *,
+        predictions: Call | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+        coords: Mapping[str, ArrayLike] | None = None,
+        seed: int = 0,
+    ) -> DataTree:
+        """The posterior as an ArviZ ``DataTree``.
+
+        Groups: ``posterior`` (latent and deterministic sites), ``sample_stats``,
+        ``log_likelihood`` and ``posterior_predictive`` of each observed site, ``observed_data``,
+        ``constant_data`` (the tensors among the model's arguments, by their names) and, for
+        another ``Call``, ``predictions``. The dimensions of a site in plates have the plates'
+        names.
+
+        Args:
+            num_samples: Number of draws, the total over chains.
+            predictions: Arguments to predict at; see :meth:`predictive`.
+            dims: Names of the dimensions of a site after chain and draw, in place of the plates'.
+            coords: Labels of dimensions.
+            seed: Seed of the draws.
+        """
+        from pyro_bnn import arviz_io
+
+        observed = self._observed
+        own: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "group_by_chain": True}
+        groups = {
+            "posterior": self.sample(**own),
+            "log_likelihood": self.log_likelihood(**own),
+            "posterior_predictive": self.predictive(**own),
+        }
+        if predictions is not None:
+            groups["predictions"] = self.predictive(predictions, **own)
+        recorded = groups["posterior"].keys()
+        arrays: dict[str, dict[str, NDArray[Any]]] = {
+            group: {
+                name: _on_host(value)
+                for name, value in values.items()
+                if group == "posterior" or name not in recorded
+            }
+            for group, values in groups.items()
+        }
+        arrays["observed_data"] = {name: _on_host(msg["value"]) for name, msg in observed.items()}
+        arrays["constant_data"] = self._constants(observed)
+        if stats := self._stats_of(self.count(num_samples), seed):
+            arrays["sample_stats"] = stats
+        facts = {name: getattr(self, name) for name in ("method", "engine", "options", "seed")}
+        facts |= {"wall_time": self.wall_time, "draws_seed": seed}
+        return arviz_io.datatree(
+            {group: values for group, values in arrays.items() if values},
+            dims={**self._dims(), **(dims or {})},
+            coords=coords,
+            attrs=facts,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the posterior to one file that :meth:`load` reads; the model is not in it.
+
+        Raises:
+            OutputError: If the file cannot be written, or an argument of the model is neither a
+                tensor nor a number, a string, None, or a list, tuple or dict of these.
+        """
+        provenance = replace(self.provenance, nature=self.nature)
+        storage.save_call(Path(path), self.program, self.params, provenance, self._contents())
+
+    def _contents(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @staticmethod
+    @isolated()
+    def load(path: str | Path, model: Model) -> CallPosterior:
+        """Read a posterior written by :meth:`save`.
+
+        Args:
+            path: The file.
+            model: The Pyro model, built as it was for the run.
+
+        Raises:
+            FileFormatError: If the file is missing, truncated, foreign or newer.
+            SiteError: If the model differs from the one that was saved, in its sites or densities.
+        """
+        kind, contents = storage.load_call(Path(path), model)
+        posterior: CallPosterior = SitePosterior._by_kind[kind](**contents)  # type: ignore[assignment]
+        return posterior
+
+    # What the model's sites are
+
+    def _over(self, function: Any, z: Tensor) -> Any:
+        """A function of the program at draws ``[S, Q]``, at the posterior's own parameters."""
+        with torch.no_grad():
+            return function(z, params=self.params)
+
+    def _stats_of(self, num_samples: int, seed: int) -> dict[str, NDArray[Any]]:  # noqa: ARG002
+        """Statistics of the draws that a seed chooses."""
+        return {}
+
+    @cached_property
+    def _observed(self) -> dict[str, Any]:
+        run = self.program.run_at(self.program.initial)
+        return {k: msg for k, msg in run.observed.items() if not is_point(msg["fn"])}
+
+    def _dims(self) -> dict[str, list[str]]:
+        """Names of the batch dimensions of each site in plates, by its plates."""
+        run = self.program.run_at(self.program.initial)
+        named = {}
+        for name, msg in {**run.latent, **run.observed}.items():
+            batch = len(msg["fn"].batch_shape)
+            plates = {frame.dim: frame.name for frame in msg["cond_indep_stack"] if frame.dim}
+            names = [plates.get(dim, f"{name}_dim_{dim + batch}") for dim in range(-batch, 0)]
+            if any(dim in plates for dim in range(-batch, 0)):
+                named[name] = names
+        return named
+
+    def _constants(self, observed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """The tensors among the arguments that are not observed, by the names of parameters."""
+        args, kwargs = self.program.args, self.program.kwargs
+        try:
+            bound = inspect.signature(self.model).bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):
+            bound = {f"arg_{i}": value for i, value in enumerate(args)} | kwargs
+        values = {k: v for k, v in bound.items() if isinstance(v, Tensor | np.ndarray)}
+        seen = [msg["value"] for msg in observed.values()]
+        return {
+            name: _on_host(torch.as_tensor(value))
+            for name, value in values.items()
+            if not any(value is other for other in seen)
+        }
+
+
+class CallDraws(StoredDraws, CallPosterior, kind="call draws"):
+    """Stored draws of any model; see :class:`~.stored_draws.StoredDraws` for its arguments."""
+
+    def __init__(
+        self,
+        program: Joint,
+        z: Float[Tensor, "C S P"],
+        provenance: Provenance,
+        *,
+        sample_stats: Mapping[str, NDArray[Any]] | None = None,
+        log_q: Float[Tensor, "C S"] | None = None,
+    ) -> None:
+        super().__init__(program, z, provenance, sample_stats=sample_stats, log_q=log_q)
+
+    def _stats_of(self, num_samples: int, seed: int) -> dict[str, NDArray[Any]]:
+        chosen = self.chosen(num_samples, seed).numpy()
+        return {name: value[:, chosen] for name, value in self.sample_stats.items()}
+
+
+def _joined(parts: Sequence[Values], num_chains: int | None) -> Values:
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return _by_chain(whole, num_chains)
+
+
+def _by_chain(values: Values, num_chains: int | None) -> Values:
+    """Values ``[S, ...]`` as they are, or ``[C, S/C, ...]`` of C chains."""
+    if num_chains is None:
+        return values
+    return {name: value.unflatten(0, (num_chains, -1)) for name, value in values.items()}
+
+
+def _on_host(value: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = value.detach().cpu().numpy()
+    return array
