@@ -24,6 +24,9 @@ class Site:
         start: First entry of the site in z.
         stop: One past its last entry in z.
         unconstrained_shape: Shape of the unconstrained value.
+        is_dependent: Whether the support depends on another site or on a parameter, as that of
+            ``Uniform(0, high)`` does where ``high`` is a site. Then ``support`` is the one of the
+            traced draw, and methods here need that of the run at hand.
     """
 
     name: str
@@ -32,11 +35,12 @@ class Site:
     start: int
     stop: int
     unconstrained_shape: torch.Size
+    is_dependent: bool = False
 
     @property
     def is_real(self) -> bool:
         """Whether the unconstrained value is the value itself."""
-        return is_real(self.support)
+        return not self.is_dependent and is_real(self.support)
 
     def unconstrained(self, z: Tensor) -> Tensor:
         """The site's unconstrained value ``[..., *shape]`` out of z ``[..., P]``."""
@@ -46,10 +50,27 @@ class Site:
         """The site's value ``[..., *shape]`` out of z ``[..., P]``."""
         return self.value_of(z[..., self.start : self.stop])
 
-    def value_of(self, entries: Tensor) -> Tensor:
-        """The site's value ``[..., *shape]`` from its entries of z alone."""
+    def value_of(self, entries: Tensor, support: constraints.Constraint | None = None) -> Tensor:
+        """The site's value ``[..., *shape]`` from its entries of z alone.
+
+        Args:
+            entries: ``[..., stop - start]``.
+            support: Of a dependent site: its support in the run at hand.
+
+        Raises:
+            SiteError: If the site is dependent and no support is given.
+        """
         u = self._shaped(entries)
-        return u if self.is_real else cast("Tensor", biject_to(self.support)(u))
+        return u if self.is_real else cast("Tensor", biject_to(self._in_run(support))(u))
+
+    def _in_run(self, support: constraints.Constraint | None) -> constraints.Constraint:
+        if support is None and self.is_dependent:
+            raise SiteError(
+                f"the support of the site {self.name!r} depends on other sites or parameters, so "
+                "that its entries of z alone do not tell its value: use joint.constrain(z) and "
+                "joint.unconstrain(values), which run the model"
+            )
+        return self.support if support is None else support
 
     def _shaped(self, entries: Tensor) -> Tensor:
         return entries.reshape((*entries.shape[:-1], *self.unconstrained_shape))
@@ -58,20 +79,36 @@ class Site:
         r""":math:`\log|\partial\,\mathrm{value}/\partial z|` ``[...]`` of z ``[..., P]``."""
         return self.log_abs_det_jacobian_of(z[..., self.start : self.stop])
 
-    def log_abs_det_jacobian_of(self, entries: Tensor) -> Tensor:
-        """The same, from the site's entries of z alone."""
+    def log_abs_det_jacobian_of(
+        self, entries: Tensor, support: constraints.Constraint | None = None
+    ) -> Tensor:
+        """The same, from the site's entries of z alone; see :meth:`value_of`."""
         if self.is_real:
             return entries.new_zeros(entries.shape[:-1])
         u = self._shaped(entries)
-        transform = biject_to(self.support)
+        transform = biject_to(self._in_run(support))
         log_det = transform.log_abs_det_jacobian(u, transform(u))
         return cast("Tensor", log_det.reshape((*entries.shape[:-1], -1)).sum(-1))
 
-    def flatten(self, value: Tensor) -> Tensor:
+    def flatten(self, value: Tensor, support: constraints.Constraint | None = None) -> Tensor:
         """The unconstrained entries ``[..., stop - start]`` of values ``[..., *shape]``."""
         batch = value.shape[: value.ndim - len(self.shape)]
-        u = value if self.is_real else biject_to(self.support).inv(value)
+        u = value if self.is_real else biject_to(self._in_run(support)).inv(value)
         return u.reshape((*batch, self.stop - self.start))
+
+    def require_shape(self, shape: torch.Size, support: constraints.Constraint) -> None:
+        """Check that the site has its shape in another run, too, and as many entries of z.
+
+        Raises:
+            SiteError: If it has not: z would have another length there.
+        """
+        if shape != self.shape or shape_of_entries(support, shape) != self.unconstrained_shape:
+            raise SiteError(
+                f"the site {self.name!r} has shape {tuple(self.shape)} and support {self.support} "
+                f"in one run of the model, and {tuple(shape)} and {support} in another: the number "
+                "of unknowns depends on the value of a site. Sample the site at its largest shape, "
+                "and take the part that is needed"
+            )
 
 
 def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
@@ -90,6 +127,11 @@ def require_sites(covered: Collection[str], sites: Sequence[Site]) -> None:
 def is_real(support: constraints.Constraint) -> bool:
     """Whether values under this constraint are any real numbers."""
     return type(base_support(support)) is type(constraints.real)  # a copy has the same type
+
+
+def shape_of_entries(support: constraints.Constraint, shape: torch.Size) -> torch.Size:
+    """Shape of the unconstrained value of a value of this support and shape."""
+    return torch.Size(biject_to(support).inverse_shape(shape))
 
 
 def base_support(support: constraints.Constraint) -> constraints.Constraint:

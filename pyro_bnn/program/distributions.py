@@ -15,6 +15,7 @@ from torch.distributions import constraints
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.priors.prior import COMPOSITE, tensors_of
 from pyro_bnn.program.random_state import isolated
+from pyro_bnn.sites import base_support
 
 
 def with_tensors(
@@ -83,6 +84,21 @@ def base_distribution(fn: Distribution) -> Distribution:
     while isinstance(fn, torch.distributions.Independent):
         fn = cast("Distribution", fn.base_dist)
     return fn
+
+
+def bounds_of(support: constraints.Constraint) -> list[Any]:
+    """The numbers and tensors that a constraint, or parts of it, are made of: its bounds."""
+    found: list[Any] = []
+    parts: list[Any] = [base_support(support)]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, constraints.Constraint):
+            parts.extend(vars(part).values())
+        elif isinstance(part, list | tuple):
+            parts.extend(part)
+        else:
+            found.append(part)
+    return found
 
 
 def order_statistic(levels: Tensor, count: int) -> Tensor:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import pyro
 import pyro.distributions as dist
@@ -34,9 +34,9 @@ from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.batched import without_fast_path
 from pyro_bnn.program.dependence import PARAMETER, Marks
-from pyro_bnn.program.distributions import base_distribution, zeros_like
+from pyro_bnn.program.distributions import base_distribution, bounds_of, zeros_like
 from pyro_bnn.program.random_state import empty_store, isolated
-from pyro_bnn.sites import Site, base_support
+from pyro_bnn.sites import Site, base_support, shape_of_entries
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -53,12 +53,15 @@ class ModelTrace:
             at its ``infer={"start": ...}``.
         param_messages: Messages of explicit ``pyro.param`` statements.
         first_array: The first floating array that the model samples or records, if any.
+        without_draws: Names of the latent sites whose priors cannot be drawn from, and whose
+            values here are unconstrained uniform(-2, 2).
     """
 
     sites: tuple[Site, ...]
     messages: Mapping[str, Mapping[str, Any]]
     param_messages: Mapping[str, Mapping[str, Any]]
     first_array: Tensor | None = None
+    without_draws: frozenset[str] = frozenset()
 
 
 @contextmanager
@@ -101,12 +104,51 @@ def without_validation() -> Iterator[None]:
 
 
 class Starting(Messenger):
-    """Give sites with ``infer={"start": number}`` this number in each entry, not a draw."""
+    """Give each site a value to start from: a draw, or ``number`` of ``infer={"start": number}``.
+
+    Attributes:
+        without_draws: Names of the sites whose priors cannot be drawn from.
+        last: Name of the site that the model sampled last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_draws: set[str] = set()
+        self.last = ""
 
     def _pyro_sample(self, msg: Any) -> None:
+        self.last = msg["name"]
         number = msg["infer"].get("start")
-        if number is not None and msg["value"] is None:
+        if msg["value"] is not None:
+            return
+        if number is not None:
             msg["value"] = torch.full_like(msg["fn"](), number)
+        elif isinstance(msg["fn"], torch.distributions.Distribution):
+            msg["value"], is_draw = draw_or_start(msg)
+            if not is_draw:
+                self.without_draws.add(msg["name"])
+
+
+RADIUS = 2.0
+"""Unconstrained starts are uniform between minus this and this, as Stan's and Pyro's are."""
+
+
+def draw_or_start(msg: Mapping[str, Any]) -> tuple[Tensor, bool]:
+    """A draw from a site's distribution, and True; a point of its support, and False, without one.
+
+    A distribution like ``dist.ImproperUniform`` has a density alone: its ``sample`` raises
+    NotImplementedError. Its point is uniform(-2, 2) in each unconstrained entry.
+    """
+    fn = msg["fn"]
+    try:
+        return fn(*msg["args"], **msg["kwargs"]), True
+    except NotImplementedError:
+        _check_support(msg["name"], fn)
+        parts = [t for t in (*tensors_of(fn), *bounds_of(fn.support)) if isinstance(t, Tensor)]
+        like = next((t for t in parts if t.is_floating_point()), torch.empty(0))
+        shape = shape_of_entries(fn.support, fn.shape(*msg["args"]))
+        u = (2 * torch.rand(shape, dtype=like.dtype, device=like.device) - 1) * RADIUS
+        return biject_to(fn.support)(u), False
 
 
 def trace_model(
@@ -116,6 +158,7 @@ def trace_model(
     *,
     leave_enumerated: bool = False,
     of_rows: bool = True,
+    start: Starting | None = None,
 ) -> ModelTrace:
     """Run a model once and list its latent sites; it draws from torch's global generator.
 
@@ -126,15 +169,16 @@ def trace_model(
         leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
         of_rows: Whether the arguments are rows of data, x alone: ``"y"`` in the plate ``"data"`` is
             no latent site then, and a plate that takes some rows has them already.
+        start: Gives sites their values; default a :class:`Starting`.
 
     Raises:
         SiteError: If a latent site is discrete or has no density, or the model has none.
     """
-    with unseen(model), Starting():
+    with unseen(model), Starting() if start is None else start as starting:
         trace = poutine.trace(model).get_trace(*own_rows(args), **(kwargs or {}))
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
-    start = 0
+    first = 0
     for name in trace.stochastic_nodes:
         node = nodes[name]
         if type(node["fn"]).__name__ == "_Subsample":
@@ -150,8 +194,8 @@ def trace_model(
             continue
         _check_support(name, fn)
         u = biject_to(fn.support).inv(node["value"])
-        sites.append(Site(name, node["value"].shape, fn.support, start, start + u.numel(), u.shape))
-        start += u.numel()
+        sites.append(Site(name, node["value"].shape, fn.support, first, first + u.numel(), u.shape))
+        first += u.numel()
     if not sites:
         raise SiteError(
             "the model has no latent sample site: give its weights priors, for example with "
@@ -159,7 +203,9 @@ def trace_model(
         )
     messages = {site.name: nodes[site.name] for site in sites}
     params = {name: node for name, node in nodes.items() if node["type"] == "param"}
-    return ModelTrace(tuple(sites), messages, params, _first_array(nodes))
+    started = frozenset(starting.without_draws)
+    first_array = _first_array({k: v for k, v in nodes.items() if k not in started})
+    return ModelTrace(tuple(sites), messages, params, first_array, started & {*messages})
 
 
 def _first_array(nodes: Mapping[str, Any]) -> Tensor | None:
@@ -228,6 +274,22 @@ def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
     return runs, _first_array(cast(Mapping[str, Any], tracer.trace.nodes))
 
 
+class Entries(NamedTuple):
+    """The entries ``[n]`` of z that give a site its value once a run of the model reaches it."""
+
+    site: Site
+    of_z: Tensor
+
+    def value_in(self, fn: Distribution) -> Tensor:
+        """The value under the site's distribution in this run."""
+        self.site.require_shape(fn.shape(), fn.support)
+        return self.site.value_of(self.of_z, fn.support)
+
+
+SiteValue: TypeAlias = Tensor | Entries | None
+"""What a run gives a site: its value, its entries of z, or a draw from its prior for None."""
+
+
 class Evaluate(Messenger):
     """Give every latent site its value, and keep the messages that densities are computed from.
 
@@ -241,7 +303,7 @@ class Evaluate(Messenger):
 
     def __init__(
         self,
-        values: Mapping[str, Tensor | None],
+        values: Mapping[str, SiteValue],
         params: Mapping[str, tuple[Tensor, constraints.Constraint]],
         output: Tensor | None = None,
     ) -> None:
@@ -292,7 +354,10 @@ class Evaluate(Messenger):
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["name"] in self.values:
-            msg["value"] = self.values[msg["name"]]
+            value = self.values[msg["name"]]
+            if isinstance(value, Entries):
+                value = value.value_in(msg["fn"])
+            msg["value"] = draw_or_start(msg)[0] if value is None else value
         elif msg["name"] == "f" and self.output is not None:
             msg["value"] = self.output.reshape(msg["value"].shape)
         elif msg["name"] == "y" and not msg["is_observed"]:
@@ -407,7 +472,7 @@ def latents_of_density(msg: Mapping[str, Any], run: Evaluate) -> frozenset[str]:
 
 def evaluate(
     model: Model,
-    values: Mapping[str, Tensor | None],
+    values: Mapping[str, SiteValue],
     *args: Any,
     kwargs: Mapping[str, Any] | None = None,
     params: Mapping[str, Tensor] | None = None,
@@ -418,7 +483,7 @@ def evaluate(
 
     Args:
         model: Pyro model.
-        values: Value of every latent site; None draws it from its prior.
+        values: Value of every latent site, or its entries of z; None draws it from its prior.
         args: The model's arguments: x, or x and y as the likelihood takes it.
         kwargs: Its keyword arguments.
         params: Values that stand in for the model's own parameters and buffers, and unconstrained

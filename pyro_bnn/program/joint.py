@@ -5,12 +5,15 @@ They are independent of Pyro, can be batched with ``torch.func.vmap`` and captur
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
@@ -19,6 +22,7 @@ from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
+    SiteValue,
     evaluate,
     held_given_latents,
     is_point,
@@ -28,9 +32,9 @@ from pyro_bnn.program.handlers import (
     total_log_prob,
     trace_model,
 )
-from pyro_bnn.program.latents import Latents, require_fixed_supports
+from pyro_bnn.program.latents import Latents, sites_of_dependent_support
 from pyro_bnn.program.model_facts import first_tensor, store_params
-from pyro_bnn.program.prior import prior_draws
+from pyro_bnn.program.prior import flat, prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
 from pyro_bnn.program.terms import GuideLike, Params
@@ -48,9 +52,13 @@ class Joint:
               + \sum_o \log p(\mathcal D_o \mid \theta(z))
 
     The coordinates are the flat unconstrained vector :math:`z \in \mathbb R^P`: site s owns
-    ``z[s.start:s.stop]``, and its value is ``s.value(z)``. Densities over z include the Jacobian
-    of that map. What is observed, by ``obs=`` or ``pyro.condition``, and each ``pyro.factor`` is
-    the likelihood. The model may have any arguments, and any sites that are the same at every run.
+    ``z[s.start:s.stop]``, and its value is ``s.value(z)``. Where the support of a site depends on
+    others, as of ``Uniform(0, high)`` with a site ``high``, its value is computed once a run of
+    the model has reached it, and :meth:`constrain` runs the model. Densities over z include the
+    Jacobian of that map. What is observed, by ``obs=`` or ``pyro.condition``, and each
+    ``pyro.factor`` is the likelihood. The model may have any arguments, and any sites that are
+    the same at every run. A prior without draws, as ``dist.ImproperUniform``, starts at
+    unconstrained uniform(-2, 2).
 
     A z may be followed by values of parameters of the model, ``[P + Q]``: the parameters in
     ``member_params`` take these values at this draw, so that the members of a mixture have their
@@ -61,12 +69,14 @@ class Joint:
         args: Its arguments. Functions of z take others in their place, of the same shapes.
         kwargs: Its keyword arguments.
         trace: What a look at the model said, if one has been taken.
-        check: Looks at a run with marks, and refuses a model that is not supported.
+        check: Looks at a run with marks, and refuses a model that is not supported; then supports
+            are taken to be fixed. Default: no further check.
 
     Raises:
-        ModelError: If a ``pyro.module`` statement stands in a plain function.
-        SiteError: If the model has no latent site, a discrete one, or one whose support depends on
-            another site; or if a plate takes some of its rows at random.
+        ModelError: If the model fails on its arguments, or a ``pyro.module`` statement stands in a
+            plain function.
+        SiteError: If the model has no latent site or a discrete one, or if a plate takes some of
+            its rows at random.
 
     Attributes:
         latents: The latent sites and their prior.
@@ -100,7 +110,7 @@ class Joint:
         kwargs: Mapping[str, Any] | None = None,
         *,
         trace: ModelTrace | None = None,
-        check: Callable[[Evaluate], None] = require_fixed_supports,
+        check: Callable[[Evaluate], None] | None = None,
     ) -> None:
         self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
         self.snapshot = Snapshot(model)  # the user may change the model after the fit
@@ -108,6 +118,7 @@ class Joint:
             with isolated():
                 trace = trace_model(model, self.args, self.kwargs, of_rows=False)
         self.latents = Latents(trace.sites)
+        without_draws = trace.without_draws
         self.is_batched = True
         self.params: dict[str, Tensor] = {}
         self.member_params: tuple[str, ...] = ()
@@ -124,10 +135,17 @@ class Joint:
         self.initial = initial.to(self.dtype)
         with own_generators():
             probe = self._marked_run()
-            check(probe)
+            if check is not None:
+                check(probe)
+            elif dependent := sites_of_dependent_support(probe):
+                sites = (replace(s, is_dependent=s.name in dependent) for s in self.sites)
+                self.latents = Latents(tuple(sites))
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
-            self._priors_are_apart = all(probe.sources(s.name) <= {PARAMETER} for s in self.sites)
+            self.latents.without_draws = without_draws
+            self._priors_are_apart = not self.latents.dependent and all(
+                probe.sources(site.name) <= {PARAMETER} for site in self.sites
+            )
 
     def _marked_run(self) -> Evaluate:
         """The model at the initial z, with marks; sees whether it writes to its arguments."""
@@ -161,19 +179,61 @@ class Joint:
         """Length P of z."""
         return self.latents.num_latents
 
-    def constrain(self, z: Tensor) -> dict[str, Tensor]:
-        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
-        return self.latents.constrain(z)
+    def constrain(
+        self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
+    ) -> dict[str, Tensor]:
+        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``.
 
-    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+        Where the support of a site depends on others, by a run of the model for each z.
+        """
+        if not self.latents.dependent:
+            return self.latents.constrain(z)
+
+        def values(run: Evaluate, _: Tensor) -> dict[str, Tensor]:
+            return {site.name: run.latent[site.name]["value"] for site in self.sites}
+
+        return self._over_batch(lambda z: self._over_draws(values, z, args, params), z)
+
+    def unconstrain(
+        self,
+        values: Mapping[str, Tensor],
+        args: Sequence[Any] | None = None,
+        params: Params | None = None,
+    ) -> Tensor:
+        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``; see :meth:`constrain`.
 
         Raises:
             SiteError: If a site is missing or has another shape.
         """
-        return self.latents.unconstrain(
-            {k: torch.as_tensor(v, dtype=self.dtype, device=self.device) for k, v in values.items()}
-        )
+        values = {
+            k: torch.as_tensor(v, dtype=self.dtype, device=self.device) for k, v in values.items()
+        }
+        if not self.latents.dependent:
+            return self.latents.unconstrain(values)
+        self.latents.require_values(values)
+        sizes = [site.shape.numel() for site in self.sites]
+        rows = []
+        for site, size in zip(self.sites, sizes, strict=True):
+            value = values[site.name]
+            rows.append(value.reshape((*value.shape[: value.ndim - len(site.shape)], size)))
+
+        def entries(row: Tensor) -> Tensor:
+            parts = zip(self.sites, row.split(sizes), strict=True)
+            values = {site.name: part.reshape(site.shape) for site, part in parts}
+            return flat(values, self.run(values, args, params), self.sites)
+
+        def of_rows(rows: Tensor) -> Tensor:
+            return self.batched(entries, rows) if rows.ndim == 2 else entries(rows)
+
+        return self._over_batch(of_rows, torch.cat(rows, -1))
+
+    @staticmethod
+    def _over_batch(fn: Callable[[Tensor], T], z: Tensor) -> T:
+        """A function of ``[P]`` or ``[S, P]``, and its tensors, at ``[..., P]``."""
+        if z.ndim <= 2:
+            return fn(z)
+        found = fn(z.flatten(0, -2))
+        return cast(T, tree_map(lambda value: value.unflatten(0, z.shape[:-1]), found))
 
     # Densities
 
@@ -262,13 +322,16 @@ class Joint:
     def prior_draws(
         self, num_draws: int, args: Any = None, seed: int = 0, params: Params | None = None
     ) -> Tensor:
-        """Draws z ``[S, P]`` from the prior."""
+        """Draws z ``[S, P]`` from the prior.
+
+        A site of ``latents.without_draws`` has points to start from, and no draws.
+        """
         names = dict.fromkeys(site.name for site in self.sites)
         with isolated(seed), torch.no_grad():
             apart = self._priors_are_apart and self.device.type == "cpu"
-            rows = prior_draws(lambda: self.run(names, args, params), num_draws, apart=apart)
-        flat = [torch.cat([s.flatten(values[s.name]) for s in self.sites]) for values in rows]
-        return torch.stack(flat).detach().to(self.dtype)
+            run = functools.partial(self.run, names, args, params)
+            rows = prior_draws(run, self.sites, num_draws, apart=apart)
+        return torch.stack(rows).detach().to(self.dtype)
 
     def non_finite_terms(
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
@@ -285,7 +348,7 @@ class Joint:
 
     def run(
         self,
-        values: Mapping[str, Tensor | None],
+        values: Mapping[str, SiteValue],
         args: Sequence[Any] | None = None,
         params: Params | None = None,
         output: Tensor | None = None,
@@ -293,7 +356,7 @@ class Joint:
         """The model evaluated at values of its sites; None draws one from its prior.
 
         Args:
-            values: Value of each site by name.
+            values: Value of each site by name, or its entries of z.
             args: The model's arguments; default those that it was traced with.
             params: Values of its point-estimated parameters; default their own.
             output: Stands in for f, of which y is given.
@@ -315,7 +378,7 @@ class Joint:
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
     ) -> Evaluate:
         """The model evaluated at z ``[P]``."""
-        return self.run(self.constrain(z), args, params)
+        return self.run(self.latents.in_run(z), args, params)
 
     def _over_draws(
         self,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
 from pyro_bnn.errors import SiteError
 from pyro_bnn.program.closed_forms import FAMILIES, Marginal, PriorBlock, make_index
-from pyro_bnn.program.distributions import base_distribution
-from pyro_bnn.program.handlers import Evaluate, log_prob
-from pyro_bnn.sites import Site, base_support
+from pyro_bnn.program.distributions import base_distribution, bounds_of
+from pyro_bnn.program.handlers import Entries, Evaluate, SiteValue, log_prob
+from pyro_bnn.sites import Site
 
 
 class Marginals(NamedTuple):
@@ -60,6 +61,11 @@ class Latents:
 
     Attributes:
         num_latents: Length P of z.
+        dependent: The sites whose support depends on another site or on a parameter. Only a run
+            of the model tells their values.
+        improper: Names of the sites with a flat prior.
+        without_draws: Names of the sites whose priors cannot be drawn from; what stands for draws
+            are points to start from.
     """
 
     def __init__(self, sites: tuple[Site, ...]) -> None:
@@ -69,7 +75,9 @@ class Latents:
         self._blocks: tuple[PriorBlock, ...] = ()
         self._other_sites = sites
         self._closed_forms: dict[tuple[frozenset[str], Marginal], ClosedForms] = {}
-        self.improper: frozenset[str] = frozenset()  # sites with a flat prior
+        self.dependent = tuple(site for site in sites if site.is_dependent)
+        self.improper: frozenset[str] = frozenset()
+        self.without_draws: frozenset[str] = frozenset()
 
     def is_closed_form(
         self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
@@ -83,17 +91,30 @@ class Latents:
         return not self._other_sites and not self.closed_forms(cauchy, others).sampled
 
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
-        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``."""
+        """Values ``[..., *shape]`` of all sites, by name, out of z ``[..., P]``.
+
+        Raises:
+            SiteError: If a site is dependent.
+        """
         parts = self._split(z)
         return {site.name: site.value_of(parts[site.name]) for site in self.sites}
 
-    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+    def in_run(self, z: Tensor) -> dict[str, SiteValue]:
+        """What gives a run at z ``[P]`` the values of all sites, by name."""
+        parts = self._split(z)
+        return {
+            site.name: Entries(site, parts[site.name])
+            if site.is_dependent
+            else site.value_of(parts[site.name])
+            for site in self.sites
+        }
+
+    def require_values(self, values: Mapping[str, Tensor]) -> None:
+        """Check that every site has a value of its shape.
 
         Raises:
-            SiteError: If a site is missing or has another shape.
+            SiteError: If one is missing or has another shape.
         """
-        parts = []
         for site in self.sites:
             if site.name not in values:
                 raise SiteError(
@@ -106,8 +127,15 @@ class Latents:
                     f"the value of site {site.name!r} has shape {tuple(value.shape)}, but the "
                     f"site's shape is {tuple(site.shape)}"
                 )
-            parts.append(site.flatten(value))
-        return torch.cat(parts, -1)
+
+    def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Flat z ``[..., P]`` of the sites' values ``[..., *shape]``.
+
+        Raises:
+            SiteError: If a site is missing, has another shape, or is dependent.
+        """
+        self.require_values(values)
+        return torch.cat([site.flatten(values[site.name]) for site in self.sites], -1)
 
     def log_prior(
         self,
@@ -134,7 +162,8 @@ class Latents:
             msg = run.latent[site.name]
             total = total + (log_prob(msg) * msg["scale"]).sum()
             if jacobian:
-                total = total + site.log_abs_det_jacobian_of(parts[site.name])
+                support = msg["fn"].support if site.is_dependent else None
+                total = total + site.log_abs_det_jacobian_of(parts[site.name], support)
         return total
 
     def log_priors(self, run: Evaluate) -> Tensor:
@@ -219,8 +248,28 @@ class Latents:
         self._other_sites = tuple(site for site in self.sites if site.name not in closed)
 
 
+def sites_of_dependent_support(run: Evaluate) -> list[str]:
+    """Names of the sites whose support depends on another site or on a parameter.
+
+    After an if on the value of a site or parameter any may, of a fixed family too: there may be
+    another family in the other branch.
+
+    Args:
+        run: The model, evaluated with marks.
+    """
+    return [
+        name for name, msg in run.latent.items() if run.sources(name, _bounds_in_run(msg["fn"]))
+    ]
+
+
+def _bounds_in_run(fn: Distribution) -> list[Any]:
+    """The bounds of a distribution's support; none where all of its family have one support."""
+    fn = base_distribution(fn)
+    return [] if fn.support is type(fn).support else bounds_of(fn.support)
+
+
 def require_fixed_supports(run: Evaluate) -> None:
-    """Check that no site's support depends on another site or on a parameter.
+    """Check that no support of given bounds depends on another site or on a parameter.
 
     Args:
         run: The model, evaluated with marks.
@@ -228,12 +277,8 @@ def require_fixed_supports(run: Evaluate) -> None:
     Raises:
         SiteError: If one does: the map from z to its values would not be fixed.
     """
-    for name, msg in run.latent.items():
-        fn = base_distribution(msg["fn"])
-        if fn.support is type(fn).support:  # of all distributions of the family
-            continue
-        bounds = [*vars(base_support(fn.support)).values()]
-        if bounds and run.sources(name, bounds):
+    for name in sites_of_dependent_support(run):
+        if _bounds_in_run(run.latent[name]["fn"]):
             raise SiteError(
                 f"the support of the latent site {name!r} depends on another site or parameter; "
                 "sample it on a fixed support and scale the sample. After an if on a site's or "

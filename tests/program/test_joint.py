@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +14,7 @@ from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer.reparam import LocScaleReparam
 from pyro.nn import PyroModule, PyroSample
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import biject_to
 from torch.testing import assert_close
@@ -91,6 +92,92 @@ def time_series(y: Tensor) -> None:
         pyro.sample(f"y_{t}", dist.StudentT(4.0, at, 0.5), obs=value)
 
 
+def garch(y: Tensor, scale: Tensor) -> None:
+    """GARCH(1, 1) of Stan's manual and of posteriordb: beta1 is below 1 - alpha1."""
+    mu = pyro.sample("mu", flat(constraints.real))
+    alpha0 = pyro.sample("alpha0", flat(constraints.positive))
+    alpha1 = pyro.sample("alpha1", dist.Uniform(0.0, 1.0))
+    beta1 = pyro.sample("beta1", flat(constraints.interval(0.0, 1 - alpha1)))
+    for t, value in enumerate(y):
+        if t:
+            scale = (alpha0 + alpha1 * (y[t - 1] - mu).square() + beta1 * scale.square()).sqrt()
+        pyro.sample(f"y_{t}", dist.Normal(mu, scale), obs=value)
+
+
+def flat(support: Any, *shape: int) -> Any:
+    return cast(Any, dist.ImproperUniform)(support, (), shape)
+
+
+def chain() -> None:
+    """Each bound is the site before, below or above, of one number or of two."""
+    a = pyro.sample("a", dist.Uniform(0.0, 1.0))
+    b = pyro.sample("b", dist.Uniform(a, 2.0))
+    c = pyro.sample("c", dist.Uniform(b, torch.tensor([3.0, 4.0])).to_event(1))
+    d = pyro.sample("d", dist.Pareto(c[0], 2.0))
+    pyro.sample("y", dist.Normal(d, 1.0), obs=torch.tensor(2.0))
+
+
+def bounds_in_a_plate(y: Tensor) -> None:
+    high = pyro.sample("high", dist.Gamma(2.0, 1.0))
+    with pyro.plate("rows", len(y)):
+        x = pyro.sample("x", dist.Uniform(0.0, high))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+def bounds_of_data(y: Tensor) -> None:
+    """Bounds that are numbers, of the data or not, are the same at every run."""
+    top = pyro.sample("top", dist.Pareto(y.max(), 3.0))
+    low = pyro.sample("low", dist.Uniform(torch.tensor([-9.0, -5.0]), y.min()).to_event(1))
+    pyro.sample("y", dist.Normal(top + low.sum(), 1.0).expand([len(y)]).to_event(1), obs=y)
+
+
+def trained_bound(y: Tensor) -> None:
+    high = pyro.param("high", torch.tensor(2.0), constraint=constraints.positive)
+    x = pyro.sample("x", dist.Uniform(0.0, high))
+    pyro.sample("y", dist.Normal(x, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+
+def after_an_if(y: Tensor) -> None:
+    """The sign of a site decides by which family, and so of which support, the next one is."""
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    family: Any = dist.HalfNormal(1.0) if bool(a > 0) else dist.Normal(0.0, 1.0)
+    b = pyro.sample("b", family)
+    c = pyro.sample("c", dist.Normal(b, 1.0))
+    pyro.sample("y", dist.Normal(c, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+
+def improper(y: Tensor) -> None:
+    with pyro.plate("groups", 2):
+        real = pyro.sample("real", flat(constraints.real))
+    shares = pyro.sample("shares", flat(constraints.simplex, 3))
+    cuts = pyro.sample("cuts", flat(constraints.ordered_vector, 3))
+    tril = pyro.sample("tril", flat(constraints.corr_cholesky, 3, 3))
+    f = real.sum() + (tril @ (shares * cuts)).sum()
+    pyro.sample("y", dist.Normal(f, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+
+class OnlyDensity(dist.TorchDistribution):
+    """An exponential distribution of a user who wrote down its density alone."""
+
+    arg_constraints: ClassVar = {"rate": constraints.positive}
+    support = constraints.positive
+
+    def __init__(self, rate: Tensor) -> None:
+        self.rate = rate
+        super().__init__(rate.shape, torch.Size())
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> OnlyDensity:
+        return OnlyDensity(self.rate.expand(batch_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.rate.log() - self.rate * value
+
+
+def density_alone(y: Tensor) -> None:
+    times = pyro.sample("times", cast(Any, OnlyDensity(torch.tensor([0.5, 2.0]))).to_event(1))
+    pyro.sample("y", dist.Exponential(times.sum()).expand([len(y)]).to_event(1), obs=y)
+
+
 class Regression(PyroModule):
     """A module with a point-estimated bias, which observes a site of a name of its own."""
 
@@ -135,6 +222,14 @@ def cases() -> dict[str, Case]:
         "cholesky": Case(cholesky, (torch.randn(5, 3, generator=generator),)),
         "nested": Case(nested, (torch.tensor([[1.0, 2.0], [0.0, 0.3], [0.7, 0.0]]),)),
         "time series": Case(time_series, (y[:4],)),
+        "garch": Case(garch, (y, torch.tensor(0.5))),
+        "bounds in a chain": Case(chain),
+        "bounds in a plate": Case(bounds_in_a_plate, (y,)),
+        "bounds that are data": Case(bounds_of_data, (y,)),
+        "a bound that is trained": Case(trained_bound, (y,)),
+        "after an if": Case(after_an_if, (y,)),
+        "improper": Case(improper, (y,)),
+        "density alone": Case(density_alone, (y.abs(),)),
         "module": Case(Regression(), (torch.randn(6, 3, generator=generator), y)),
     }
 
@@ -153,28 +248,46 @@ def of_case(name: str) -> tuple[Case, Joint, Tensor]:
     return case, joint, joint.initial + 0.3 * noise
 
 
+class FromZ(Messenger):
+    """Give latent sites their values out of z as Pyro reaches them, by their supports there."""
+
+    def __init__(self, z: Tensor) -> None:
+        super().__init__()
+        self.z, self.start, self.log_det = z, 0, torch.zeros(())
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["value"] is not None or type(msg["fn"]).__name__ == "_Subsample":
+            return
+        transform: Any = biject_to(msg["fn"].support)
+        shape = torch.Size(transform.inverse_shape(msg["fn"].shape()))
+        u = self.z[self.start : self.start + shape.numel()].reshape(shape)
+        self.start += shape.numel()
+        msg["value"] = transform(u)
+        self.log_det = self.log_det + transform.log_abs_det_jacobian(u, msg["value"]).sum()
+
+
 def by_pyro(case: Case, joint: Joint, z: Tensor) -> tuple[Tensor, Any]:
     """Log density of z by a trace of the model and the transforms of its sites, and the trace."""
-    values, log_det, start = {}, torch.zeros(()), 0
-    free = poutine.trace(case.model).get_trace(*case.args, **case.kwargs)
-    for name in free.stochastic_nodes:
-        node: Any = free.nodes[name]
-        if type(node["fn"]).__name__ == "_Subsample":
-            continue
-        transform = biject_to(node["fn"].support)
-        u = transform.inv(node["value"])
-        u = z[start : start + u.numel()].reshape(u.shape)
-        start += u.numel()
-        values[name] = transform(u)
-        log_det = log_det + transform.log_abs_det_jacobian(u, values[name]).sum()
-    assert start == joint.num_latents
-    held = poutine.condition(case.model, values)
-    trace = poutine.trace(held).get_trace(*case.args, **case.kwargs)
-    return trace.log_prob_sum() + log_det, trace
+    with pyro.get_param_store().scope(), FromZ(z) as of_z:
+        trace = poutine.trace(case.model).get_trace(*case.args, **case.kwargs)
+    assert of_z.start == joint.num_latents
+    return trace.log_prob_sum() + of_z.log_det, trace
 
 
 NAMES = tuple(cases())
-LOOPED = ("simplex", "ordered")  # whose likelihoods torch does not batch over draws
+LOOPED = ("simplex", "ordered", "after an if")  # which torch does not batch over draws
+DEPENDENT = {
+    "garch": {"beta1"},
+    "bounds in a chain": {"b", "c", "d"},
+    "bounds in a plate": {"x"},
+    "a bound that is trained": {"x"},
+    "after an if": {"b", "c"},
+}
+WITHOUT_DRAWS = {
+    "garch": {"mu", "alpha0", "beta1"},
+    "improper": {"real", "shares", "cuts", "tril"},
+    "density alone": {"times"},
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -217,14 +330,20 @@ def test_gradients_are_those_of_pyros_density(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_draws_of_the_prior_are_in_the_support(name: str) -> None:
-    _, joint, z = of_case(name)
+    case, joint, z = of_case(name)
     assert_close(joint.unconstrain(joint.constrain(z)), z, rtol=1e-6, atol=1e-6)
     draws = joint.prior_draws(5, seed=3)
     assert draws.shape == (5, joint.num_latents)
     assert_close(draws, joint.prior_draws(5, seed=3))
     values = joint.constrain(draws)
-    for site in joint.sites:
-        assert bool(site.support.check(values[site.name]).all())
+    for number, draw in enumerate(draws):
+        nodes = by_pyro(case, joint, draw)[1].nodes
+        for site in joint.sites:
+            value = values[site.name][number]
+            assert bool(nodes[site.name]["fn"].support.check(value).all())
+            assert_close(value, nodes[site.name]["value"])
+    assert {site.name for site in joint.latents.dependent} == DEPENDENT.get(name, set())
+    assert joint.latents.without_draws == WITHOUT_DRAWS.get(name, set())
     assert joint.non_finite_terms(draws[0]) == []
 
 
@@ -372,9 +491,9 @@ def discrete(_: Tensor) -> None:
     pyro.sample("kind", dist.Categorical(torch.ones(2)))
 
 
-def of_another_site(_: Tensor) -> None:
-    high = pyro.sample("high", dist.Uniform(1.0, 2.0))
-    pyro.sample("within", dist.Uniform(0.0, high))
+def sized_by_a_site(_: Tensor) -> None:
+    count = pyro.sample("count", dist.Uniform(0.0, 9.0), infer=cast(Any, {"start": 4.5}))
+    pyro.sample("heights", dist.Normal(0.0, 1.0).expand([1 + int(count)]).to_event(1))
 
 
 def subsampled(x: Tensor) -> None:
@@ -387,7 +506,6 @@ def subsampled(x: Tensor) -> None:
     ("model", "message"),
     [
         (discrete, "the latent site 'kind' is discrete"),
-        (of_another_site, "the support of the latent site 'within' depends on another site"),
         (subsampled, "the plate 'rows' takes 2 of its 5 rows at random"),
         (lambda x: pyro.sample("x", dist.Normal(0.0, 1.0), obs=x[0]), "no latent sample site"),
     ],
@@ -395,3 +513,59 @@ def subsampled(x: Tensor) -> None:
 def test_what_is_not_supported_is_refused_by_name(model: Any, message: str) -> None:
     with pytest.raises(SiteError, match=message):
         Joint(model, (torch.zeros(5),))
+
+
+def test_a_site_whose_size_depends_on_another_is_refused_by_name() -> None:
+    joint = Joint(sized_by_a_site, (torch.zeros(5),))
+    message = "the site 'heights' has shape .* the number of unknowns depends on the value of a"
+    assert joint.num_latents == 6
+    assert bool(joint.log_joint(joint.initial).isfinite())
+    with pytest.raises(SiteError, match=message):
+        joint.log_joint(torch.full((6,), 2.0))
+    with pytest.raises(SiteError, match=message):
+        joint.prior_draws(20)
+
+
+def test_values_of_a_dependent_site_need_a_run_of_the_model() -> None:
+    joint = Joint(chain)
+    z = joint.prior_draws(6).reshape(2, 3, -1)
+    values = joint.constrain(z)
+    assert [tuple(value.shape) for value in values.values()] == [(2, 3), (2, 3), (2, 3, 2), (2, 3)]
+    assert bool((values["c"] > values["b"][..., None]).all())
+    assert_close(joint.unconstrain(values), z)
+    assert_close(joint.constrain(z[1, 2])["d"], values["d"][1, 2])
+    a, b = joint.sites[:2]
+    assert_close(a.value(z), values["a"])
+    for method in (b.value, b.log_abs_det_jacobian):
+        with pytest.raises(SiteError, match=r"'b' depends on other sites .* joint.constrain\(z\)"):
+            method(z)
+    with pytest.raises(SiteError, match="no value for the site 'd'"):
+        joint.unconstrain({name: values[name] for name in "abc"})
+
+
+def test_a_bound_follows_the_parameter_that_is_trained() -> None:
+    joint = Joint(trained_bound, (torch.zeros(2),))
+    z = torch.tensor([0.7])
+    share = float(torch.sigmoid(z))
+    for high in (2.0, 5.0):
+        params = {"high": torch.tensor(high).log()}
+        assert_close(joint.constrain(z, params=params)["x"], torch.tensor(high * share))
+        # of x / high, which is uniform(0, 1) under any bound
+        expected = torch.tensor(math.log(share * (1 - share)))
+        assert_close(joint.log_prior(z, params=params), expected)
+
+
+def test_improper_sites_start_as_in_stan_and_take_the_dtype_of_the_data() -> None:
+    def model(y: Tensor) -> None:
+        loc = pyro.sample("loc", flat(constraints.positive, 3))
+        pyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=y)
+
+    with default_dtype(torch.float32):
+        joint = Joint(model, (torch.zeros(3, dtype=torch.float64),))
+    draws = joint.prior_draws(2_000)
+    assert draws.dtype == torch.float64
+    assert -2.0 <= float(draws.min()) < -1.99
+    assert 1.99 < float(draws.max()) <= 2.0
+    error = math.sqrt(16 / 12 / draws.numel())  # of the mean of uniform(-2, 2)
+    assert abs(float(draws.mean())) < 5 * error
+    assert joint.latents.improper == {"loc"}
