@@ -1,14 +1,30 @@
-"""Sample sites of a model: their shapes, supports, and places in the flat vector z."""
+r"""Sample sites of a model: their shapes, supports, and places in the flat vector z.
+
+Torch's ``biject_to`` maps unconstrained numbers onto supports, but for triangular and positive
+definite matrices, for which its maps take more numbers than there are entries. Those are here: L
+is lower triangular with :math:`L_{ii} = \exp u_{ii}` and :math:`L_{ij} = u_{ij}` for
+:math:`j < i`, and :math:`\Sigma = L L^\top` of n rows has, over the entries on and below the
+diagonal,
+
+.. math:: \log|\det \partial L / \partial u| = \sum_i u_{ii}, \qquad
+          \log|\det \partial \Sigma / \partial L|
+          = n \log 2 + \sum_{i=1}^n (n - i + 1) \log L_{ii}
+
+References:
+    Stan Development Team, "Stan Reference Manual", chapter "Constraint Transforms", section
+    "Covariance Matrices".
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import ComposeTransform, Transform, biject_to, constraints
 
 from pyro_bnn.errors import SiteError
 
@@ -61,7 +77,7 @@ class Site:
             SiteError: If the site is dependent and no support is given.
         """
         u = self._shaped(entries)
-        return u if self.is_real else cast("Tensor", biject_to(self._in_run(support))(u))
+        return u if self.is_real else cast("Tensor", bijection(self._in_run(support))(u))
 
     def _in_run(self, support: constraints.Constraint | None) -> constraints.Constraint:
         if support is None and self.is_dependent:
@@ -86,14 +102,14 @@ class Site:
         if self.is_real:
             return entries.new_zeros(entries.shape[:-1])
         u = self._shaped(entries)
-        transform = biject_to(self._in_run(support))
+        transform = bijection(self._in_run(support))
         log_det = transform.log_abs_det_jacobian(u, transform(u))
         return cast("Tensor", log_det.reshape((*entries.shape[:-1], -1)).sum(-1))
 
     def flatten(self, value: Tensor, support: constraints.Constraint | None = None) -> Tensor:
         """The unconstrained entries ``[..., stop - start]`` of values ``[..., *shape]``."""
         batch = value.shape[: value.ndim - len(self.shape)]
-        u = value if self.is_real else biject_to(self._in_run(support)).inv(value)
+        u = value if self.is_real else bijection(self._in_run(support)).inv(value)
         return u.reshape((*batch, self.stop - self.start))
 
     def require_shape(self, shape: torch.Size, support: constraints.Constraint) -> None:
@@ -131,7 +147,7 @@ def is_real(support: constraints.Constraint) -> bool:
 
 def shape_of_entries(support: constraints.Constraint, shape: torch.Size) -> torch.Size:
     """Shape of the unconstrained value of a value of this support and shape."""
-    return torch.Size(biject_to(support).inverse_shape(shape))
+    return torch.Size(bijection(support).inverse_shape(shape))
 
 
 def base_support(support: constraints.Constraint) -> constraints.Constraint:
@@ -139,3 +155,114 @@ def base_support(support: constraints.Constraint) -> constraints.Constraint:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support
+
+
+def bijection(support: constraints.Constraint) -> Any:
+    """The map from unconstrained numbers onto a support, as a transform of torch.
+
+    Raises:
+        NotImplementedError: If there is none.
+    """
+    try:
+        return biject_to(support)
+    except NotImplementedError:
+        return _own(support)
+
+
+def _own(support: Any) -> Any:
+    if isinstance(support, constraints.independent):
+        return bijection(support.base_constraint)
+    if isinstance(support, constraints.MixtureSameFamilyConstraint):
+        base = support.base_constraint  # of all components, if its bounds are numbers
+        if not any(isinstance(bound, Tensor) for bound in vars(base).values()):
+            return bijection(base)
+    if type(support).__name__ in ("_LowerCholesky", "_SoftplusLowerCholesky"):  # torch's, Pyro's
+        return LowerCholesky()
+    if type(support) is type(constraints.positive_definite):
+        return ComposeTransform([LowerCholesky(), Gram()])
+    raise NotImplementedError(f"no numbers map one to one onto {support}")
+
+
+class LowerCholesky(Transform):
+    """From n (n + 1) / 2 numbers, row by row, to a triangle with the exponential on its diagonal.
+
+    Example:
+        >>> LowerCholesky()(torch.tensor([0.0, 5.0, math.log(2.0)]))
+        tensor([[1., 0.],
+                [5., 2.]])
+    """
+
+    domain = constraints.real_vector
+    codomain = constraints.lower_cholesky
+    bijective = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LowerCholesky)
+
+    __hash__ = Transform.__hash__
+
+    def _call(self, u: Tensor) -> Tensor:
+        size = _num_rows(u.shape[-1])
+        row = torch.arange(size, device=u.device)
+        places = (row * (row + 1) // 2)[:, None] + row  # [n, n], past the row above the diagonal
+        matrix = u[..., places.tril()]
+        return matrix.tril(-1) + matrix.diagonal(dim1=-2, dim2=-1).exp().diag_embed()
+
+    def _inverse(self, tril: Tensor) -> Tensor:
+        size = tril.shape[-1]
+        logs = tril.diagonal(dim1=-2, dim2=-1).log().diag_embed()
+        rows, columns = torch.tril_indices(size, size, device=tril.device)
+        return (tril.tril(-1) + logs)[..., rows, columns]
+
+    def log_abs_det_jacobian(self, u: Tensor, tril: Tensor) -> Tensor:
+        """Sum of the logarithms of the diagonal."""
+        row = torch.arange(tril.shape[-1], device=u.device)
+        return u[..., row * (row + 3) // 2].sum(-1)
+
+    def forward_shape(self, shape: Any) -> Any:
+        """Shape ``[..., n, n]`` from ``[..., n (n + 1) / 2]``."""
+        size = _num_rows(shape[-1])
+        return torch.Size((*shape[:-1], size, size))
+
+    def inverse_shape(self, shape: Any) -> Any:
+        """The reverse."""
+        return torch.Size((*shape[:-2], shape[-1] * (shape[-1] + 1) // 2))
+
+
+class Gram(Transform):
+    """From a triangle L with a positive diagonal to L L^T.
+
+    Example:
+        >>> Gram()(torch.tensor([[1.0, 0.0], [5.0, 2.0]]))
+        tensor([[ 1.,  5.],
+                [ 5., 29.]])
+    """
+
+    domain = constraints.lower_cholesky
+    codomain = constraints.positive_definite
+    bijective = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Gram)
+
+    __hash__ = Transform.__hash__
+
+    def _call(self, tril: Tensor) -> Tensor:
+        matrix: Tensor = tril @ tril.mT
+        return matrix
+
+    def _inverse(self, matrix: Tensor) -> Tensor:
+        tril: Tensor = torch.linalg.cholesky(matrix)
+        return tril
+
+    def log_abs_det_jacobian(self, tril: Tensor, matrix: Tensor) -> Tensor:
+        """Over the entries on and below the diagonal."""
+        size = matrix.shape[-1]
+        powers = torch.arange(size, 0, -1, device=tril.device)
+        logs: Tensor = powers * tril.diagonal(dim1=-2, dim2=-1).log()
+        return logs.sum(-1) + size * math.log(2.0)
+
+
+def _num_rows(count: int) -> int:
+    """Rows n of a triangle of n (n + 1) / 2 entries."""
+    return (math.isqrt(8 * count + 1) - 1) // 2

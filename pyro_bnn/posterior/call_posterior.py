@@ -64,7 +64,7 @@ class CallPosterior(SitePosterior):
         """
         program, draws = self.program, self.in_blocks(self.count(num_samples), seed)
         parts = [
-            {**program.constrain(z[:, : program.num_latents]), **self._over(program.recorded, z)}
+            {**program.constrain(z[:, : program.num_latents]), **self._over(program.deterministics, z)}
             for z in draws.blocks()
         ]
         return _joined(parts, draws.num_chains if group_by_chain else None)

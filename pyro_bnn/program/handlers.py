@@ -36,7 +36,7 @@ from pyro_bnn.program.batched import without_fast_path
 from pyro_bnn.program.dependence import PARAMETER, Marks
 from pyro_bnn.program.distributions import base_distribution, bounds_of, zeros_like
 from pyro_bnn.program.random_state import empty_store, isolated
-from pyro_bnn.sites import Site, base_support, shape_of_entries
+from pyro_bnn.sites import Site, base_support, bijection, shape_of_entries
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -148,7 +148,7 @@ def draw_or_start(msg: Mapping[str, Any]) -> tuple[Tensor, bool]:
         like = next((t for t in parts if t.is_floating_point()), torch.empty(0))
         shape = shape_of_entries(fn.support, fn.shape(*msg["args"]))
         u = (2 * torch.rand(shape, dtype=like.dtype, device=like.device) - 1) * RADIUS
-        return biject_to(fn.support)(u), False
+        return bijection(fn.support)(u), False
 
 
 def trace_model(
@@ -192,8 +192,8 @@ def trace_model(
         fn = node["fn"]
         if leave_enumerated and node["infer"].get("enumerate"):
             continue
-        _check_support(name, fn)
-        u = biject_to(fn.support).inv(node["value"])
+        _check_support(name, fn, has_own_maps=not of_rows)
+        u = bijection(fn.support).inv(node["value"])
         sites.append(Site(name, node["value"].shape, fn.support, first, first + u.numel(), u.shape))
         first += u.numel()
     if not sites:
@@ -224,8 +224,14 @@ def _check_plate(name: str, plate: Any) -> None:
         )
 
 
-def _check_support(name: str, fn: Distribution) -> None:
-    """Check that a latent site has a density, and a map from unconstrained numbers onto it."""
+def _check_support(name: str, fn: Distribution, *, has_own_maps: bool = True) -> None:
+    """Check that a latent site has a density, and a map from unconstrained numbers onto it.
+
+    Args:
+        name: Of the site.
+        fn: Its distribution.
+        has_own_maps: Whether maps beside torch's are taken.
+    """
     kind = type(base_distribution(fn)).__name__
     point: Any = fn
     while hasattr(point, "base_dist"):  # inside events, masks, transforms
@@ -244,7 +250,7 @@ def _check_support(name: str, fn: Distribution) -> None:
             f"pyro.infer.TraceEnum_ELBO sums out: {ENUMERATION}"
         )
     try:
-        biject_to(fn.support)
+        (bijection if has_own_maps else biject_to)(fn.support)
     except NotImplementedError as error:
         if type(base_support(fn.support)) is type(dist.constraints.sphere):
             raise SiteError(
@@ -298,6 +304,7 @@ class Evaluate(Messenger):
         observed: Message of each observed site, and of ``"y"`` where the model runs without it.
         factors: Message of each ``pyro.factor`` statement.
         recorded: Value of each ``pyro.deterministic`` statement.
+        unlisted: Names of the sites that are latent here and have no value: the run drew them.
         marks: The marks that followed the run's values through its operations, if any.
     """
 
@@ -313,6 +320,7 @@ class Evaluate(Messenger):
         self.observed: dict[str, dict[str, Any]] = {}
         self.factors: dict[str, dict[str, Any]] = {}
         self.recorded: dict[str, Any] = {}
+        self.unlisted: list[str] = []
         self.marks: Marks | None = None
 
     @property
@@ -377,6 +385,13 @@ class Evaluate(Messenger):
             self.factors[name] = msg
         elif msg["is_observed"] or name == "y":
             self.observed[name] = msg
+        elif not (_is_left_out(msg) or type(msg["fn"]).__name__ == "_Subsample"):
+            self.unlisted.append(name)
+
+
+def _is_left_out(msg: Mapping[str, Any]) -> bool:
+    """Whether a site is no latent one of the model, or one that is summed out."""
+    return bool(msg["infer"].get("is_auxiliary") or msg["infer"].get("enumerate"))
 
 
 class Unobserved(Messenger):

@@ -5,6 +5,7 @@ They are independent of Pyro, can be batched with ``torch.func.vmap`` and captur
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
 from pyro_bnn.program.dependence import PARAMETER
+from pyro_bnn.program.failures import named_failures
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
     ModelTrace,
     SiteValue,
+    Starting,
     evaluate,
     held_given_latents,
     is_point,
@@ -32,7 +36,7 @@ from pyro_bnn.program.handlers import (
     total_log_prob,
     trace_model,
 )
-from pyro_bnn.program.latents import Latents, sites_of_dependent_support
+from pyro_bnn.program.latents import Latents, sites_of_dependent_support, warn_of_circles
 from pyro_bnn.program.model_facts import first_tensor, store_params
 from pyro_bnn.program.prior import flat, prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
@@ -114,9 +118,12 @@ class Joint:
     ) -> None:
         self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs or {})
         self.snapshot = Snapshot(model)  # the user may change the model after the fit
+        starting = Starting()
+        is_plain = check is None
+        failures = functools.partial(named_failures, model, self.args, self.kwargs, starting)
         if trace is None:
-            with isolated():
-                trace = trace_model(model, self.args, self.kwargs, of_rows=False)
+            with isolated(), failures():
+                trace = trace_model(model, self.args, self.kwargs, of_rows=False, start=starting)
         self.latents = Latents(trace.sites)
         without_draws = trace.without_draws
         self.is_batched = True
@@ -133,8 +140,14 @@ class Joint:
         like = next(t for t in (first_tensor(model), trace.first_array, initial) if t is not None)
         self.dtype, self.device = like.dtype, like.device
         self.initial = initial.to(self.dtype)
+        self._site_names: frozenset[str] = frozenset()  # that each run has; empty: not checked
+        if is_plain:
+            self._require_numbers()
+            warn_of_circles(trace)
+            self._site_names = frozenset(site.name for site in self.sites)
         with own_generators():
-            probe = self._marked_run()
+            with failures() if is_plain else contextlib.nullcontext():
+                probe = self._marked_run()
             if check is not None:
                 check(probe)
             elif dependent := sites_of_dependent_support(probe):
@@ -146,6 +159,15 @@ class Joint:
             self._priors_are_apart = not self.latents.dependent and all(
                 probe.sources(site.name) <= {PARAMETER} for site in self.sites
             )
+
+    def _require_numbers(self) -> None:
+        """Check that z is of numbers where the model was traced."""
+        for site in self.sites:
+            if bool(site.unconstrained(self.initial).isnan().any()):
+                raise SiteError(
+                    f"the prior of {site.name!r} draws NaN, or numbers outside of its support "
+                    f"{site.support}: look at what its parameters are computed from"
+                )
 
     def _marked_run(self) -> Evaluate:
         """The model at the initial z, with marks; sees whether it writes to its arguments."""
@@ -285,15 +307,20 @@ class Joint:
 
         return self._over_draws(log_likelihoods, z, args, params)
 
-    def recorded(
+    def deterministics(
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
     ) -> dict[str, Tensor]:
-        """Values ``[..., *shape]`` of each ``pyro.deterministic`` statement, by name."""
+        """Values ``[..., *shape]`` of what the model computes of its sites, of z ``[..., P]``.
 
-        def recorded(run: Evaluate, _: Tensor) -> dict[str, Tensor]:
-            return {name: v for name, v in run.recorded.items() if isinstance(v, Tensor)}
+        They are those of the ``pyro.deterministic`` statements, and of the sites that
+        ``poutine.reparam`` computes from others, by name.
+        """
 
-        return self._over_draws(recorded, z, args, params)
+        def deterministics(run: Evaluate, _: Tensor) -> dict[str, Tensor]:
+            points = {k: msg["value"] for k, msg in run.observed.items() if is_point(msg["fn"])}
+            return {name: torch.as_tensor(v) for name, v in (run.recorded | points).items()}
+
+        return self._over_batch(lambda z: self._over_draws(deterministics, z, args, params), z)
 
     def run_log_likelihood(self, run: Evaluate) -> Tensor:
         """Log density ``[]`` of all that a run observes."""
@@ -364,7 +391,7 @@ class Joint:
         args = self.args if args is None else args
         params = self.params if params is None else params
         with self.snapshot.held():
-            return evaluate(
+            run = evaluate(
                 self.model,
                 values,
                 *(own_rows(args) if self._writes_arguments else args),
@@ -373,6 +400,15 @@ class Joint:
                 store=self._store,
                 output=output,
             )
+        if self._site_names and (run.unlisted or len(run.latent) < len(self._site_names)):
+            missing = sorted(self._site_names - {*run.latent})
+            raise SiteError(
+                f"{model_name(self.model)} samples other latent sites in one run than in another, "
+                f"here {', '.join(map(repr, [*missing, *run.unlisted]))}, so that the unknowns are "
+                "not the same everywhere: sample all of them at every run, and let an if decide "
+                "which are used"
+            )
+        return run
 
     def run_at(
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,10 +11,17 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
-from pyro_bnn.errors import SiteError
+from pyro_bnn.errors import BNNWarning, SiteError
 from pyro_bnn.program.closed_forms import FAMILIES, Marginal, PriorBlock, make_index
 from pyro_bnn.program.distributions import base_distribution, bounds_of
-from pyro_bnn.program.handlers import Entries, Evaluate, SiteValue, log_prob
+from pyro_bnn.program.handlers import (
+    Entries,
+    Evaluate,
+    ModelTrace,
+    SiteValue,
+    innermost,
+    log_prob,
+)
 from pyro_bnn.sites import Site
 
 
@@ -266,6 +274,22 @@ def _bounds_in_run(fn: Distribution) -> list[Any]:
     """The bounds of a distribution's support; none where all of its family have one support."""
     fn = base_distribution(fn)
     return [] if fn.support is type(fn).support else bounds_of(fn.support)
+
+
+def warn_of_circles(trace: ModelTrace) -> None:
+    """Warn of priors on a circle: torch and Pyro let their density repeat over all real numbers."""
+    for name, msg in trace.messages.items():
+        fn = innermost(msg["fn"])
+        if isinstance(fn, dist.VonMises | dist.SineBivariateVonMises):
+            warnings.warn(
+                f"the prior of {name!r} is {type(fn).__name__}, whose density Pyro repeats every "
+                "2 pi over all real numbers: draws may wander from one turn to the next, and its "
+                "integral is infinite, so that neither an ELBO nor an evidence exists. Write\n"
+                f'    {name} = pyro.sample("{name}", dist.Uniform(-math.pi, math.pi))\n'
+                f'    pyro.factor("{name}_prior", prior.log_prob({name}) + math.log(2 * math.pi))',
+                BNNWarning,
+                stacklevel=3,
+            )
 
 
 def require_fixed_supports(run: Evaluate) -> None:
