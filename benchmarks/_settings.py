@@ -32,6 +32,7 @@ class Settings:
         out: Folder of the JSON and the pictures; None prints only.
         command: What was typed.
         parts: Which parts to run, of a benchmark that has some.
+        only: Which cases to run, of a benchmark that lets one choose; empty for all.
     """
 
     threads: int
@@ -41,6 +42,7 @@ class Settings:
     out: Path | None
     command: str
     parts: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 def parse(
@@ -51,6 +53,7 @@ def parse(
     rounds: int,
     devices: bool = False,
     parts: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
 ) -> Settings:
     """Read the command line and set the threads.
 
@@ -61,6 +64,7 @@ def parse(
         rounds: Their default number, 0 where each part has one; in quick mode it is 2.
         devices: Whether the benchmark can run on a GPU.
         parts: What ``--part`` chooses from.
+        only: What ``--only`` chooses from.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=description)
     cores = os.cpu_count() or 1
@@ -75,6 +79,8 @@ def parse(
         parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     if parts:
         parser.add_argument("--part", nargs="+", choices=parts, help="which parts to run (all)")
+    if only:
+        parser.add_argument("--only", nargs="+", choices=only, help="which cases to run (all)")
     given = parser.parse_args(argv)
     if not 1 <= given.threads <= cores:
         parser.error(f"--threads is between 1 and the {cores} cores here, not {given.threads}")
@@ -98,6 +104,8 @@ def parse(
     ]
     if parts and given.part:
         changed.append(f"--part {' '.join(given.part)}")
+    if only and given.only:
+        changed.append(f"--only {' '.join(given.only)}")
     return Settings(
         threads=given.threads,
         rounds=given.rounds or (2 if given.quick else rounds),
@@ -106,6 +114,7 @@ def parse(
         out=given.out or (None if given.quick else RESULTS),
         command=" ".join(["python -m", f"benchmarks.{module}", *changed]),
         parts=tuple((parts and given.part) or parts),
+        only=tuple((only and given.only) or ()),
     )
 
 

@@ -524,6 +524,98 @@ def laplace(found: Result) -> str:
     return f"{scores}\n\n{costs}\n\n{warm}"
 
 
+def posteriordb(found: Result) -> str:
+    """Agreement with the reference, a row a posterior; speed beside the peers; a row an entry."""
+    return "\n\n".join((_agreement(found), _beside(found), _entries(found)))
+
+
+OURS = "pyro_bnn"
+
+
+def _agreement(found: Result) -> str:
+    """Ours and the best of NumPyro's, from filled caches, and Pyro's shorter chain."""
+    head = ["posterior", "parameters"]
+    for name in ("pyro_bnn", "NumPyro", "Pyro"):
+        head += [f"{name}, z of means", "of sds", "R-hat"]
+    lines = []
+    for name, rows in _by_posterior(found).items():
+        line = [name, f"{next(iter(rows.values()))['parameters']}"]
+        for row in (rows.get((OURS, "filled")), _peer(rows, "filled"), rows.get(("Pyro", ""))):
+            keys = {"z_mean": "{:.1f}", "z_sd": "{:.1f}", "rhat": "{:.3f}"}
+            line += ["" if row is None else form.format(row[key]) for key, form in keys.items()]
+        lines.append(line)
+    return markdown(head, lines)
+
+
+def _beside(found: Result) -> str:
+    """Time and ESS a second of this package over those of its peers."""
+    head = ["posterior", "caches", "pyro_bnn", "NumPyro", "time over NumPyro's"]
+    head += ["ESS/s over NumPyro's", "time over Pyro's, scaled", "ESS/s over Pyro's, scaled"]
+    lines = []
+    for name, rows in _by_posterior(found).items():
+        for cache in ("empty", "filled"):
+            mine, peer = rows.get((OURS, cache)), _peer(rows, cache)
+            if mine is None and peer is None:
+                continue
+            line = [
+                name,
+                cache,
+                *("" if r is None else duration(r["seconds"]) for r in (mine, peer)),
+            ]
+            for other in (peer, rows.get(("Pyro", ""))):
+                line += [
+                    "" if mine is None or other is None else f"{mine[key] / other[key]:.2g}"
+                    for key in ("seconds", "ess_per_second")
+                ]
+            lines.append(line)
+    return markdown(head, lines)
+
+
+def _entries(found: Result) -> str:
+    head = ["posterior", "contender", "caches", "chains, warm-up, draws", "time", "of which"]
+    head += ["smallest bulk ESS", "bulk ESS a second", "largest R-hat", "worst z: mean", "sd"]
+    head += ["gradients a draw", "diverging"]
+    lines = [
+        [
+            r["name"],
+            r["contender"],
+            r["cache"] or "none",
+            f"{r['chains']} x ({r['warmup']:,} + {r['draws']:,})",
+            _span(r["seconds"], r["all_seconds"], duration),
+            ", ".join(
+                f"{phase} {duration(t)}"
+                for phase, t in {"imports": r["import_seconds"], **r["phases"]}.items()
+            ),
+            f"{r['ess']:,.0f}",
+            _span(r["ess_per_second"], r["all_ess_per_second"], "{:.3g}".format),
+            f"{r['rhat']:.3f}",
+            f"{r['z_mean']:.1f} ({r['worst'][0]})",
+            f"{r['z_sd']:.1f} ({r['worst'][1]})",
+            "not told" if r["steps"] is None else f"{r['steps']:.1f}",
+            f"{r['divergences']:,.0f}",
+        ]
+        for r in found["rows"]
+    ]
+    return markdown(head, lines)
+
+
+def _by_posterior(found: Result) -> dict[str, dict[tuple[str, str], Mapping[str, Any]]]:
+    """Rows by posterior, then by contender and state of the caches."""
+    names = dict.fromkeys(row["name"] for row in found["rows"])
+    return {
+        name: {(r["contender"], r["cache"]): r for r in found["rows"] if r["name"] == name}
+        for name in names
+    }
+
+
+def _peer(
+    rows: Mapping[tuple[str, str], Mapping[str, Any]], cache: str
+) -> Mapping[str, Any] | None:
+    """NumPyro's quicker way to run chains, with caches of one state."""
+    ways = [r for (name, state), r in rows.items() if name.startswith("NumPyro") and state == cache]
+    return min(ways, key=lambda row: float(row["seconds"]), default=None)
+
+
 def samplers(found: Result) -> str:
     """Effective samples of many draws; time to an answer; MILE beside its members and NUTS."""
     tables = {"moons": _sampled, "diabetes": _answered, "uci": _members}
@@ -639,6 +731,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "ensembles": ensembles,
     "laplace": laplace,
     "samplers": samplers,
+    "posteriordb": posteriordb,
 }
 
 
