@@ -144,7 +144,7 @@ def agreement(x: Array, name: str) -> dict[str, Any]:
 
     Returns:
         The worst of the parameters: ``z_mean``, ``z_sd``, with ``worst``, the names where they are;
-        ``rhat``; ``ess`` (bulk), ``ess_tail``.
+        ``rhat``, of one chain that of its halves; ``ess`` (bulk), ``ess_tail``.
     """
     from arviz_stats.base.array import array_stats
 
@@ -165,11 +165,12 @@ def agreement(x: Array, name: str) -> dict[str, Any]:
         for m, m_0, e, e_0 in zip(found, (mean, sd), errors, own, strict=True)
     )
     keys = list(reference)
+    chains = x if len(x) > 1 else np.stack(np.array_split(x[0, : x.shape[1] // 2 * 2], 2))
     return {
         "z_mean": float(z_mean.max()),
         "z_sd": float(z_sd.max()),
         "worst": [keys[int(z.argmax())] for z in (z_mean, z_sd)],
-        "rhat": float(statistics.rhat(x, **how).max()),
+        "rhat": float(statistics.rhat(chains, **how).max()),
         "ess": float(statistics.ess(x, **how, method="bulk").min()),
         "ess_tail": float(statistics.ess(x, **how, method="tail", prob=(0.05, 0.95)).min()),
     }

@@ -59,11 +59,16 @@ def eight_schools(sigma: Any, y: Any) -> None:
 
 
 def garch(sigma1: Any, y: Any) -> None:
-    """Returns whose variance follows the last return and the last variance."""
+    """Returns whose variance follows the last return and the last variance.
+
+    beta1 is uniform with its density taken out again: of ``ImproperUniform`` NumPyro 0.22.0 does
+    not see that the support depends on alpha1, and returns draws for the support of its start.
+    """
     mu = flat("mu")
     alpha0 = flat("alpha0", constraints.positive)
     alpha1 = flat("alpha1", constraints.unit_interval)
-    beta1 = flat("beta1", constraints.interval(0.0, 1.0 - alpha1))
+    beta1 = numpyro.sample("beta1", dist.Uniform(0.0, 1.0 - alpha1))
+    numpyro.factor("beta1_prior", jnp.log(1.0 - alpha1))
 
     def step(variance: Any, square: Any) -> tuple[Any, Any]:
         variance = alpha0 + alpha1 * square + beta1 * variance

@@ -129,6 +129,60 @@ def numpyro() -> Sampler:
     return sample
 
 
+def nutpie() -> Sampler:
+    """``nutpie.sample`` at its defaults on the density that NumPyro's model has in JAX."""
+    names = ("jax", "numpyro", "nutpie", "numpyro.infer.util", "jax.flatten_util")
+    jax, library, peer, util, flatten = (importlib.import_module(name) for name in names)
+    compiled = importlib.import_module("nutpie.compiled_pyfunc")
+    library.enable_x64()
+    models = importlib.import_module("benchmarks._posteriordb_numpyro").MODELS
+
+    def sample(options: Options) -> Drawn:
+        start, key = time.perf_counter(), jax.random.PRNGKey(options.seed)
+        model = util.initialize_model(key, models[options.name], model_args=arguments(options.name))
+        first, unflatten = flatten.ravel_pytree(model.param_info.z)
+        density = jax.jit(jax.value_and_grad(lambda z: -model.potential_fn(unflatten(z))))
+
+        def log_density(z: Any) -> tuple[float, Any]:
+            value, slope = density(z)
+            return float(value), np.asarray(slope)
+
+        def expand(z: Any) -> dict[str, Any]:
+            return {"z": np.asarray(z)}
+
+        log_density(np.asarray(first))
+        made = compiled.from_pyfunc(
+            len(first),
+            lambda: log_density,
+            lambda *_: expand,
+            [np.dtype("float64")],
+            [first.shape],
+            ["z"],
+        )
+        compiling = time.perf_counter() - start
+        trace = peer.sample(
+            made,
+            draws=options.draws,
+            tune=options.warmup,
+            chains=options.chains,
+            cores=options.threads,
+            seed=options.seed,
+            progress_bar=False,
+        )
+        z = trace.posterior["z"].to_numpy()  # [C, S, P]
+        constrain = jax.jit(jax.vmap(jax.vmap(lambda z: model.postprocess_fn(unflatten(z)))))
+        draws = jax.block_until_ready(constrain(z))
+        phases = {
+            "compile": compiling,
+            "warm-up and sampling": time.perf_counter() - start - compiling,
+        }
+        stats = trace.sample_stats
+        steps, diverging = (stats[key].to_numpy() for key in ("n_steps", "diverging"))
+        return Drawn(draws, phases, float(steps.mean()), int(diverging.sum()))
+
+    return sample
+
+
 def stock_pyro() -> Sampler:
     """``pyro.infer.MCMC`` of ``pyro.infer.NUTS`` at its defaults, without a progress bar.
 
@@ -182,6 +236,7 @@ def stock_pyro() -> Sampler:
 SAMPLERS: Mapping[str, Callable[[], Sampler]] = {
     "pyro_bnn": pyro_bnn,
     "numpyro": numpyro,
+    "nutpie": nutpie,
     "pyro": stock_pyro,
 }
 

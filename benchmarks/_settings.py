@@ -16,7 +16,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 SCHEMA = 1
-LIBRARIES = ("torch", "pyro-ppl", "numpyro", "jax", "blackjax", "bayesian-torch", "tyxe")
+LIBRARIES = ("torch", "pyro-ppl", "numpyro", "jax", "blackjax", "bayesian-torch", "tyxe", "nutpie")
 NOT_INSTALLED = "not installed"
 
 

@@ -33,7 +33,11 @@ from benchmarks._settings import Settings
 from benchmarks.nuts import CACHES, caches
 
 ROUNDS = 3
-PARTS = ("ours", "numpyro", "pyro")
+PARTS = ("ours", "numpyro", "nutpie", "pyro")
+SLOW = {  # where a run takes minutes, and parallel chains are quicker everywhere
+    "diamonds-diamonds": ("NumPyro, vectorized", "nutpie on JAX"),
+    "hudson_lynx_hare-lotka_volterra": ("NumPyro, vectorized", "nutpie on JAX"),
+}
 PYRO_DRAWS = {  # kept, after as many of warm-up; 300 elsewhere
     "garch-garch11": 100,
     "hmm_example-hmm_example": 100,
@@ -69,6 +73,7 @@ ENTRIES = (
     Entry("pyro_bnn", "pyro_bnn", "ours"),
     Entry("NumPyro, parallel", "numpyro", "numpyro", "parallel"),
     Entry("NumPyro, vectorized", "numpyro", "numpyro", "vectorized"),
+    Entry("nutpie on JAX", "nutpie", "nutpie"),
     Entry("Pyro", "pyro", "pyro"),
 )
 
@@ -137,10 +142,14 @@ def scaled(row: Row, options: Options) -> Row:
 def rows_of(name: str, settings: Settings, folder: Path) -> list[Row]:
     """A row an entry and state of its caches, round by round: every entry in turn."""
     found: dict[tuple[Entry, str], list[Row]] = {}
-    entries = [entry for entry in ENTRIES if entry.part in settings.parts]
+    entries = [
+        entry
+        for entry in ENTRIES
+        if entry.part in settings.parts and entry.contender not in SLOW.get(name, ())
+    ]
     for turn in range(settings.rounds):
         for place, entry in enumerate(entries):
-            if entry.library == "numpyro" and not installed("numpyro"):
+            if entry.library in ("numpyro", "nutpie") and not installed(entry.library):
                 continue
             if entry.library == "pyro" and turn:
                 continue  # once: it takes minutes

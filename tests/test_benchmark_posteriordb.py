@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,10 +14,18 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from pyro import poutine
+from pyro.distributions import ImproperUniform
 from scipy import stats
 from scipy.integrate import solve_ivp
 
-from benchmarks import _posteriordb, _posteriordb_models
+from benchmarks import (
+    _posteriordb,
+    _posteriordb_models,
+    _posteriordb_sampling,
+    _settings,
+    _tables,
+    posteriordb,
+)
 from benchmarks._peers import installed
 from benchmarks._posteriordb import Array, Data
 
@@ -228,3 +237,173 @@ def test_numpyros_models_have_the_densities_of_the_formulas(name: str) -> None:
         found = [float(log_density(models[name], arguments, {}, point)[0]) for point in where]
     expected = [DENSITIES[name](point, data) for point in where]
     assert_allclose(differences(found), differences(expected), atol=RTOL.get(name, 1e-9), rtol=1e-9)
+
+
+# How draws are judged
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
+    """A reference of a vector and a number, of 10,000 draws."""
+    found = {
+        "beta[1]": {"mean": 1.0, "sd": 2.0, "ess": 10_000},
+        "beta[2]": {"mean": -3.0, "sd": 0.1, "ess": 10_000},
+        "sigma": {"mean": 0.0, "sd": 1.0, "ess": 10_000},
+    }
+    monkeypatch.setattr(_posteriordb, "reference_of", lambda name: found)
+    return found
+
+
+def gaussians(reference: Mapping[str, Mapping[str, float]]) -> Array:
+    """Independent draws ``[4, 1000, 3]``, whose means and sds are the reference's exactly."""
+    x = np.random.default_rng(0).normal(size=(4_000, 3))
+    x = (x - x.mean(0)) / x.std(0, ddof=1)
+    loc, scale = (np.array([p[key] for p in reference.values()]) for key in ("mean", "sd"))
+    found: Array = (loc + scale * x).reshape(4, 1_000, 3)
+    return found
+
+
+def test_draws_with_the_references_moments_agree(reference: dict[str, dict[str, float]]) -> None:
+    found = _posteriordb.agreement(gaussians(reference), "any")
+    assert_allclose([found["z_mean"], found["z_sd"]], 0, atol=1e-9)
+    assert 0.99 < found["rhat"] < 1.01
+    assert 3_000 < found["ess"] < 5_000
+    assert 2_500 < found["ess_tail"] < 5_500
+
+
+def test_the_worst_parameter_is_told_in_standard_errors(
+    reference: dict[str, dict[str, float]],
+) -> None:
+    """Of 4,000 independent draws, and of normal ones the variance of an sd is s^2 / 2n."""
+    x = gaussians(reference)
+    shift, factor = 0.02, 1.1
+    x[..., 1] += shift
+    x[..., 2] *= factor
+    found = _posteriordb.agreement(x, "any")
+    assert found["worst"] == ["beta[2]", "sigma"]
+    error = 0.1 * np.sqrt(1 / 4_000 + 1 / 10_000)
+    assert found["z_mean"] == pytest.approx(shift / error, rel=0.05)
+    error = np.sqrt(factor**2 / 8_000 + 1 / 20_000)
+    assert found["z_sd"] == pytest.approx((factor - 1) / error, rel=0.05)
+
+
+def test_one_chain_has_the_rhat_of_its_halves(reference: dict[str, dict[str, float]]) -> None:
+    x = gaussians(reference).reshape(1, 4_000, 3)
+    assert 0.99 < _posteriordb.agreement(x, "any")["rhat"] < 1.01
+    x[0, 2_000:, 0] += 10
+    assert _posteriordb.agreement(x, "any")["rhat"] > 1.5
+
+
+@pytest.mark.usefixtures("reference")
+def test_parameters_are_in_the_references_order() -> None:
+    draws = {"sigma": np.full((2, 3), 7.0), "beta": np.arange(12.0).reshape(2, 3, 2)}
+    x = _posteriordb.parameters(draws, "any")
+    assert x.shape == (2, 3, 3)
+    assert_allclose(x[1, 2], [10, 11, 7])
+    assert _posteriordb.sites("any") == ["beta", "sigma"]
+
+
+def test_files_that_are_not_there_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYRO_BNN_DATA", "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"put NAME.data.json and NAME.reference.json of"):
+        _posteriordb.data_of("arK-arK")
+
+
+# Runs
+
+
+def test_pyros_chain_is_scaled_to_four_in_two_processes() -> None:
+    row: dict[str, Any] = {"import_seconds": 2.0, "seconds": 9.0, "ess": 30.0, "ess_tail": 20.0}
+    row |= {"phases": {"warm-up": 3.0, "sampling": 4.0}}
+    options = _posteriordb_sampling.Options(name="any", chains=1, warmup=100, draws=200)
+    found = posteriordb.scaled(row, options)
+    # 1,000 warm-up steps of 30 ms and 1,000 draws of 20 ms, twice on each of two cores
+    assert found["seconds"] == pytest.approx(2 + 2 * (30 + 20))
+    assert (found["ess"], found["ess_tail"]) == (30 * 20, 20 * 20)
+    assert (found["own_seconds"], found["own_ess"]) == (9, 30)
+
+
+def test_rounds_have_medians_and_the_worst_agreement() -> None:
+    rounds = [
+        {"seconds": s, "ess": 100.0, "z_mean": z, "z_sd": 3 - z, "rhat": 1.0 + z / 100, "steps": s}
+        | {"worst": [f"mean {z}", f"sd {z}"], "phases": {"sampling": s}}
+        for s, z in ((1.0, 1.0), (4.0, 2.0), (2.0, 0.5))
+    ]
+    found = posteriordb.summary(rounds)
+    assert (found["seconds"], found["steps"], found["phases"]) == (2, 2, {"sampling": 2})
+    assert (found["z_mean"], found["z_sd"], found["rhat"]) == (2, 2.5, 1.02)
+    assert found["worst"] == ["mean 2.0", "sd 0.5"]
+    assert found["ess_per_second"] == 50
+    assert found["all_ess_per_second"] == [100, 25, 50]
+
+
+def run(tmp_path: Path, *options: str) -> dict[str, Any]:
+    given = ["--threads", "1", "--rounds", "1", "--quick", "--out", str(tmp_path)]
+    return posteriordb.main([*given, *options])
+
+
+def test_what_is_not_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_settings, "set_threads", lambda threads: None)
+    monkeypatch.setattr(posteriordb, "installed", lambda name: True)
+    seconds = iter(np.arange(1.0, 100.0))
+
+    def sampled(entry: posteriordb.Entry, options: Any, cache: Path) -> dict[str, Any]:
+        agreed = {"z_mean": 1.0, "z_sd": 1.0, "rhat": 1.0, "worst": ["a", "b"], "parameters": 2}
+        phases = {"warm-up": 1.0, "sampling": 1.0}
+        return {
+            "import_seconds": 0.5, "seconds": next(seconds), "phases": phases, "steps": None,
+            "divergences": 0, "ess": 8.0, "ess_tail": 8.0, **agreed,
+        }  # fmt: skip
+
+    monkeypatch.setattr(posteriordb, "sampled", sampled)
+    name, other = "sblri-blr", "arK-arK"
+    run(tmp_path, "--part", "ours", "pyro", "--only", name, other)
+    before = {(r["name"], r["contender"], r["cache"]): r["seconds"] for r in rows_in(tmp_path)}
+    assert list(before) == [
+        (n, *of) for n in (other, name)  # in the order of all
+        for of in (("pyro_bnn", "empty"), ("pyro_bnn", "filled"), ("Pyro", ""))
+    ]  # fmt: skip
+    found = run(tmp_path, "--part", "ours", "numpyro", "--only", name)
+    after = {(r["name"], r["contender"], r["cache"]): r["seconds"] for r in rows_in(tmp_path)}
+    assert len(after) == len(before) + 4
+    assert {key for key, value in before.items() if after[key] != value} == {
+        (name, "pyro_bnn", "empty"), (name, "pyro_bnn", "filled"),
+    }  # fmt: skip
+    # the quicker of NumPyro's two ways
+    times = {(r["contender"], r["cache"]): r["seconds"] for r in found["rows"] if r["name"] == name}
+    expected = times["pyro_bnn", "filled"] / times["NumPyro, parallel", "filled"]
+    assert f"| {name} | filled | " in _tables.posteriordb(found)
+    assert f"| {expected:.2g} | " in _tables.posteriordb(found)
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((folder / "posteriordb.json").read_text())["rows"]
+    return rows
+
+
+@needs_files
+def test_pyro_samples_models_with_flat_priors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImproperUniform, "sample", ImproperUniform.sample)  # put back
+    options = _posteriordb_sampling.Options(
+        name="mesquite-logmesquite_logvash", chains=1, warmup=2, draws=4
+    )
+    drawn = _posteriordb_sampling.SAMPLERS["pyro"]()(options)
+    assert _posteriordb.parameters(drawn.draws, options.name).shape == (1, 4, 7)
+    assert set(drawn.phases) == {"warm-up", "sampling"}
+
+
+@needs_files
+@pytest.mark.slow("a process of its own")
+def test_a_run_has_a_process_of_its_own(tmp_path: Path) -> None:
+    options = _posteriordb_sampling.Options(
+        name="eight_schools-eight_schools_noncentered", chains=1, warmup=20, draws=20
+    )
+    found = posteriordb.sampled(posteriordb.ENTRIES[-1], options, tmp_path)
+    assert found["seconds"] > found["import_seconds"] > 0
+    assert found["parameters"] == 10  # theta among them, which is no latent site
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+    options = _posteriordb_sampling.Options(name="any")
+    with pytest.raises(RuntimeError, match=r"(?s)_sampling unknown .*KeyError: 'unknown'"):
+        posteriordb.sampled(posteriordb.Entry("", "unknown", ""), options, tmp_path)

@@ -831,7 +831,7 @@ def check_schema(found: Mapping[str, Any]) -> str:
     )
     assert {"cpu", "cores", "python", "system"} <= set(found["machine"])
     libraries = set(_settings.LIBRARIES)
-    assert libraries - {"blackjax"} <= set(found["versions"]) <= libraries  # which came later
+    assert libraries - {"blackjax", "nutpie"} <= set(found["versions"]) <= libraries  # came later
     module, _, part = found["benchmark"].partition("-")
     assert found["command"].startswith(f"python -m benchmarks.{module}")
     assert found["command"].endswith(f" --part {part}" if part else "")
