@@ -222,11 +222,12 @@ def stock_pyro() -> Sampler:
         )
         mcmc.run(*given)
         draws = mcmc.get_samples(group_by_chain=True)
+        shape = (options.chains, options.draws)
         if missing := set(sites(options.name)) - set(draws):  # functions of the others
             flat = mcmc.get_samples()
             returned = infer.Predictive(model, flat, return_sites=missing, parallel=False)(*given)
-            shape = (options.chains, options.draws)
-            draws |= {k: v.reshape(*shape, *v.shape[1:]) for k, v in returned.items()}
+            for site, value in returned.items():  # Pyro may put a dimension of 1 before its own
+                draws[site] = value.reshape(*shape, *value.squeeze(1).shape[1:])
         divergences = sum(map(len, mcmc.diagnostics()["divergences"].values()))
         return Drawn(draws, dict(phases), None, divergences)
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,26 +201,21 @@ def summary(rounds: Sequence[Row]) -> Row:
     }
 
 
-def measure(settings: Settings, kept: Sequence[Row] = ()) -> list[Row]:
-    """Rows of all posteriors, in their order; what is not run keeps the rows that it has."""
-    only = settings.only or NAMES
-    by_name: Mapping[str, list[Row]] = {
-        name: [
-            row
-            for row in kept
-            if row["name"] == name and (name not in only or row["part"] not in settings.parts)
-        ]
-        for name in NAMES
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        for name in only:
-            by_name[name].extend(rows_of(name, settings, Path(folder)))
+def measure(settings: Settings, kept: Sequence[Row] = ()) -> Iterator[list[Row]]:
+    """Rows of all posteriors, in their order, each time that one more has been run.
+
+    What is not run keeps the rows that it has.
+    """
     order = [entry.contender for entry in ENTRIES]
-    return [
-        row
-        for rows in by_name.values()
-        for row in sorted(rows, key=lambda row: order.index(row["contender"]))
-    ]
+    rows = list(kept)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in settings.only or NAMES:
+            others = [r for r in rows if r["name"] != name or r["part"] not in settings.parts]
+            rows = sorted(
+                others + rows_of(name, settings, Path(folder)),
+                key=lambda row: (NAMES.index(row["name"]), order.index(row["contender"])),
+            )
+            yield rows
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -228,11 +223,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     settings = _settings.parse("posteriordb", __doc__, argv, rounds=ROUNDS, parts=PARTS, only=NAMES)
     path = None if settings.out is None else settings.out / "posteriordb.json"
     kept = [] if path is None or not path.exists() else json.loads(path.read_text())["rows"]
-    rows = measure(settings, kept)
-    found = _settings.result("posteriordb", settings, rows, processes=PROCESSES)
+    found: dict[str, Any] = {}
+    for rows in measure(settings, kept):
+        found = _settings.result("posteriordb", settings, rows, processes=PROCESSES)
+        if settings.out is not None:
+            _settings.write(found, settings.out)  # a long run that is stopped has done something
     print(_tables.posteriordb(found))
     if settings.out is not None:
-        _settings.write(found, settings.out)
         _tables.update(settings.out)
     return found
 
