@@ -39,6 +39,7 @@ SLOW = {  # where a run takes minutes, and parallel chains are quicker everywher
     "hudson_lynx_hare-lotka_volterra": ("NumPyro, vectorized", "nutpie on JAX"),
 }
 PYRO_DRAWS = {  # kept, after as many of warm-up; 300 elsewhere
+    "diamonds-diamonds": 100,
     "garch-garch11": 100,
     "hmm_example-hmm_example": 100,
     "hudson_lynx_hare-lotka_volterra": 30,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyro
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -237,6 +238,42 @@ def test_numpyros_models_have_the_densities_of_the_formulas(name: str) -> None:
         found = [float(log_density(models[name], arguments, {}, point)[0]) for point in where]
     expected = [DENSITIES[name](point, data) for point in where]
     assert_allclose(differences(found), differences(expected), atol=RTOL.get(name, 1e-9), rtol=1e-9)
+
+
+def supports(name: str, point: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether the value of each site of Pyro's model lies in its support."""
+    held = {site: torch.as_tensor(value) for site, value in point.items()}
+    conditioned = poutine.condition(_posteriordb_models.MODELS[name], data=held)
+    trace = poutine.trace(conditioned).get_trace(
+        *map(torch.as_tensor, _posteriordb.arguments(name))
+    )
+    nodes = {site: trace.nodes[site] for site in held}
+    return {site: bool(n["fn"].support.check(n["value"]).all()) for site, n in nodes.items()}
+
+
+@needs_files
+@pytest.mark.parametrize(
+    ("name", "outside"),
+    [
+        ("garch-garch11", {"alpha0": -0.1}),
+        ("garch-garch11", {"alpha1": 1.01}),
+        ("garch-garch11", {"alpha1": 0.6, "beta1": 0.41}),  # their sum is below 1
+        ("garch-garch11", {"alpha1": 0.6, "beta1": -0.01}),
+        ("hmm_example-hmm_example", {"mu": [9.0, 3.0]}),
+        ("hmm_example-hmm_example", {"mu": [-0.1, 9.0]}),
+        ("hudson_lynx_hare-lotka_volterra", {"theta": [0.5, -0.01, 0.8, 0.02]}),
+        ("low_dim_gauss_mix-low_dim_gauss_mix", {"mu": [3.0, -3.0]}),
+        ("mesquite-logmesquite_logvash", {"sigma": -0.3}),
+        ("nes1988-nes", {"sigma": -0.3}),
+    ],
+)
+def test_flat_priors_end_where_the_formulas_say(name: str, outside: dict[str, Any]) -> None:
+    inside = points(name)[0]
+    assert set(supports(name, inside).values()) == {True}
+    changed = {site: np.array(value) for site, value in outside.items()}
+    with pyro.validation_enabled(is_validate=False):
+        found = supports(name, {**inside, **changed})
+    assert not found[list(outside)[-1]]
 
 
 # How draws are judged
