@@ -187,15 +187,22 @@ RTOL = {"hudson_lynx_hare-lotka_volterra": 3e-3}  # of 8 steps a year, in nats w
 
 
 def points(name: str) -> list[dict[str, Array]]:
-    """Four points within about a standard deviation of the reference's means."""
+    """Four points within about a standard deviation of the reference's means.
+
+    Two have a noise 20 times as large, and an intercept far off, so that their priors are seen.
+    """
     rng = np.random.default_rng(0)
     found = []
-    for _ in range(4):
+    for factor in (1, 1, 20, 20):
         values: dict[str, list[float]] = {}
         for key, p in _posteriordb.reference_of(name).items():
             site = key.partition("[")[0]
             values.setdefault(site, []).append(p["mean"] + p["sd"] * rng.uniform(-0.9, 0.9))
         point = {site: np.array(v) for site, v in values.items()}
+        if "sigma" in point:
+            point["sigma"] = factor * point["sigma"]
+        if "Intercept" in point:
+            point["Intercept"] = point["Intercept"] + factor - 1
         if name == "hmm_example-hmm_example":
             point |= {site: point[site] / point[site].sum() for site in ("theta1", "theta2")}
         for other, site in (("f", "f_tilde"), ("theta", "theta_trans")):
