@@ -254,7 +254,7 @@ def supports(name: str, point: Mapping[str, Any]) -> dict[str, bool]:
     trace = poutine.trace(conditioned).get_trace(
         *map(torch.as_tensor, _posteriordb.arguments(name))
     )
-    nodes = {site: trace.nodes[site] for site in held}
+    nodes: dict[str, Any] = {site: trace.nodes[site] for site in held}
     return {site: bool(n["fn"].support.check(n["value"]).all()) for site, n in nodes.items()}
 
 

@@ -47,6 +47,12 @@ class CallPosterior(SitePosterior):
         """The arguments that the model was run on."""
         return Call(*self.program.args, **self.program.kwargs)
 
+    def count(self, num_samples: int | None) -> int:
+        """The number of draws asked for; for None all that are stored, as ``MCMC`` of Pyro has."""
+        if num_samples is None and self.num_stored_draws is not None:
+            return self.num_stored_draws
+        return super().count(num_samples)
+
     @isolated()
     def sample(
         self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
@@ -64,7 +70,8 @@ class CallPosterior(SitePosterior):
         """
         program, draws = self.program, self.in_blocks(self.count(num_samples), seed)
         parts = [
-            {**program.constrain(z[:, : program.num_latents]), **self._over(program.deterministics, z)}
+            self._over(program.constrain, z[:, : program.num_latents])
+            | self._over(program.deterministics, z)
             for z in draws.blocks()
         ]
         return _joined(parts, draws.num_chains if group_by_chain else None)

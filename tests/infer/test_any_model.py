@@ -151,6 +151,30 @@ def test_copies_and_files_have_the_same_draws(posterior: CallDraws, tmp_path: Pa
         Posterior.load(file, groups)
 
 
+def test_by_default_all_stored_draws_are_used(posterior: CallDraws) -> None:
+    many = CallDraws(posterior.program, posterior.stored.repeat(1, 4, 1), posterior.provenance)
+    assert many.sample()["level"].shape == (1_600, 3)
+    assert posterior.sample()["level"].shape == (400, 3)
+
+
+def within(y: Tensor) -> None:
+    """A bound, and a site between 0 and that bound."""
+    high = pyro.sample("high", dist.Uniform(1.0, 3.0))
+    support: Any = dist.constraints.interval(0.0, high)
+    low = pyro.sample("low", dist.ImproperUniform(support, (), ()))
+    pyro.sample("y", dist.Normal(0.0, 1.0), obs=y + 0.0 * low)
+
+
+def test_a_support_that_depends_on_a_site_is_sampled() -> None:
+    r"""The density of (h, l) is flat on 0 < l < h, so that of h grows as h on (1, 3)."""
+    posterior = bnn.NUTS(num_samples=2_000).run(within, Call(torch.tensor(0.3)), progress=False)
+    draws, table = posterior.sample(), posterior.summary()
+    assert (draws["low"] < draws["high"]).all()
+    for name, mean in (("high", 13 / 6), ("low", 13 / 12)):
+        assert abs(table.loc[name, "mean"] - mean) < 5 * table.loc[name, "mcse_mean"]
+        assert table.loc[name, "mcse_mean"] < 0.03
+
+
 class _StopError(Exception):
     pass
 
