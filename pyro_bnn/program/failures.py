@@ -1,4 +1,4 @@
-"""What a plain model's failure on its arguments is told as: the model, its arguments, the site."""
+"""Failures of a plain model on its arguments, told with the model, the arguments and the site."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pyro
+import pyro.distributions as dist
 import torch
 
-from pyro_bnn.errors import BNNError, ModelError
+from pyro_bnn.errors import BNNError, DataError, ModelError
 from pyro_bnn.handled import Model, model_name, module_of, unhandled
-from pyro_bnn.program.handlers import Starting
+from pyro_bnn.program.distributions import bounds_of
+from pyro_bnn.program.handlers import Evaluate, Starting, innermost, is_point, log_prob
+
+NOT_THE_USERS = ("torch", "pyro", "pyro_bnn", "contextlib", "functools")
 
 
 @contextmanager
@@ -57,13 +61,68 @@ def named_failures(
         ) from error
 
 
+def require_densities(run: Evaluate) -> None:
+    """Check that every site of a run has a density, over its own entries.
+
+    Args:
+        run: The model, evaluated with marks.
+
+    Raises:
+        ModelError: If the shapes of a value and of its distribution do not fit.
+        DataError: If a value that is observed lies outside of its distribution's support, unless
+            this depends on latent sites.
+    """
+    for name, msg in {**run.latent, **run.observed}.items():
+        fn, value = msg["fn"], torch.as_tensor(msg["value"])
+        kind = type(innermost(fn)).__name__
+        own = f"the value of {name!r} has shape {tuple(value.shape)}"
+        whole = f"its distribution, {kind}, has shape {tuple(fn.shape())}"
+        try:
+            with torch.no_grad():
+                density = log_prob(msg)
+        except Exception as error:
+            what = textwrap.shorten(str(error), 300, placeholder=" ...") or "no message"
+            raise ModelError(
+                f"the density of the site {name!r} cannot be computed; {own}, and {whole}: "
+                f"{type(error).__name__}: {what}"
+            ) from error
+        batch = value.shape[: value.ndim - len(fn.event_shape)]
+        if name in run.observed and density.shape not in (batch, fn.batch_shape):
+            raise ModelError(
+                f"{own}, but {whole}, and the two together would make "
+                f"{density.numel()} terms: give one of them the shape of the other, as by "
+                "squeeze(-1) or unsqueeze(-1)"
+            )
+        if name in run.observed and not is_point(fn):
+            _require_support(name, msg, run)
+
+
+def _require_support(name: str, msg: Mapping[str, Any], run: Evaluate) -> None:
+    """Check that an observed value, where no mask hides it, lies in a support that is fixed."""
+    support, value, mask = msg["fn"].support, msg["value"], msg["mask"]
+    if run.sources(name, bounds_of(support)) or isinstance(msg["fn"], dist.MaskedDistribution):
+        return
+    try:
+        outside = ~support.check(value)
+    except NotImplementedError:  # a support of the user's own
+        return
+    if mask is not None:
+        outside = outside & torch.as_tensor(mask)
+    if bool(outside.any()):
+        some = value[outside] if outside.shape == value.shape else value
+        raise DataError(
+            f"the site {name!r} observes {', '.join(f'{v:g}' for v in some.flatten()[:5])}, "
+            f"outside the support of its {type(innermost(msg['fn'])).__name__}, {support}"
+        )
+
+
 def _where(error: Exception) -> tuple[str, str]:
     """The site whose sample statement failed, or "", and the last line of the user's own code."""
     site = line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code is pyro.sample.__code__:
             site = frame.f_locals["name"]
-        if frame.f_globals["__name__"].partition(".")[0] not in ("torch", "pyro", "pyro_bnn"):
+        if frame.f_globals["__name__"].partition(".")[0] not in NOT_THE_USERS:
             line = linecache.getline(frame.f_code.co_filename, number).strip()
     return site, line
 
@@ -75,7 +134,7 @@ def _shapes(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
     try:
         bound = inspect.signature(inner if module is None else module.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):  # not as the model takes them, or not known
-        named = {str(place): value for place, value in enumerate(args, 1)} | {**kwargs}
+        named = {f"argument {place}": value for place, value in enumerate(args, 1)} | {**kwargs}
     else:
         for name, value in bound.arguments.items():
             kind = bound.signature.parameters[name].kind

@@ -117,7 +117,8 @@ class Starting(Messenger):
         self.last = ""
 
     def _pyro_sample(self, msg: Any) -> None:
-        self.last = msg["name"]
+        if type(msg["fn"]).__name__ != "_Subsample":  # a plate
+            self.last = msg["name"]
         number = msg["infer"].get("start")
         if msg["value"] is not None:
             return

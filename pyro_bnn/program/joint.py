@@ -20,7 +20,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
 from pyro_bnn.program.dependence import PARAMETER
-from pyro_bnn.program.failures import named_failures
+from pyro_bnn.program.failures import named_failures, require_densities
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -77,8 +77,9 @@ class Joint:
             are taken to be fixed. Default: no further check.
 
     Raises:
-        ModelError: If the model fails on its arguments, or a ``pyro.module`` statement stands in a
-            plain function.
+        ModelError: If the model fails on its arguments, a site has no density, or a
+            ``pyro.module`` statement stands in a plain function.
+        DataError: If an observed value lies outside of its distribution's support.
         SiteError: If the model has no latent site or a discrete one, or if a plate takes some of
             its rows at random.
 
@@ -150,7 +151,9 @@ class Joint:
                 probe = self._marked_run()
             if check is not None:
                 check(probe)
-            elif dependent := sites_of_dependent_support(probe):
+            else:
+                require_densities(probe)
+            if is_plain and (dependent := sites_of_dependent_support(probe)):
                 sites = (replace(s, is_dependent=s.name in dependent) for s in self.sites)
                 self.latents = Latents(tuple(sites))
             self.held_given_latents = held_given_latents(probe)

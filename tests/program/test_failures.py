@@ -1,0 +1,223 @@
+"""What a plain model that fails on its arguments is told: its name, its arguments, the site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pyro_bnn.errors import BNNWarning, DataError, ModelError, SiteError
+from pyro_bnn.program import Joint
+
+X, Y = torch.zeros(5, 2), torch.zeros(5)
+
+
+def weight(size: int = 2) -> Tensor:
+    return pyro.sample("w", dist.Normal(torch.zeros(size), 1.0).to_event(1))
+
+
+def of_another_length(x: Tensor, y: Tensor) -> None:
+    w = weight()
+    with pyro.plate("rows", len(x)):
+        pyro.sample("rent", dist.Normal(w[0], 1.0).expand([6]), obs=y)
+
+
+def of_other_columns(x: Tensor, y: Tensor) -> None:
+    w = weight(3)
+    with pyro.plate("rows", len(x)):
+        pyro.sample("rent", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def negative_scale(x: Tensor, y: Tensor) -> None:
+    pyro.sample("rent", dist.Normal(x @ weight(), -1.0), obs=y)
+
+
+def twice(x: Tensor, y: Tensor) -> None:
+    weight()
+    weight()
+
+
+def look_up(x: Tensor, y: Tensor, **options: Any) -> None:
+    options["speed"]
+
+
+class Network(PyroModule):
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return x @ torch.zeros(3)
+
+
+ARGUMENTS = r"raised while it was run on its arguments \(x \(5, 2\), y \(5,\)\)"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (of_another_length, f"of_another_length {ARGUMENTS}, at the site 'rent': .*5 vs 6; in the"),
+        (of_other_columns, f"{ARGUMENTS}, after the site 'w': RuntimeError: size mismatch.*x @ w"),
+        (negative_scale, "after the site 'w': ValueError: Expected parameter scale .*, -1.0"),
+        (twice, f"{ARGUMENTS}, at the site 'w': RuntimeError: Multiple sample sites named 'w'"),
+        (
+            look_up,
+            f"look_up {ARGUMENTS}, before its first site: KeyError: .speed.; in the",
+        ),
+        (Network(), f"Network {ARGUMENTS}, before its first site: RuntimeError"),
+        (partial(look_up, speedy=3), f"look_up {ARGUMENTS}"),
+        (poutine.condition(look_up, {"a": Y}), f"look_up under condition {ARGUMENTS}"),
+        (lambda x: x, r"\(argument 1 \(5, 2\), argument 2 \(5,\)\).*1 positional argument"),
+    ],
+)
+def test_a_failure_names_the_model_its_arguments_and_the_site(model: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        Joint(model, (X, Y))
+    assert raised.value.__cause__ is not None
+    assert "Trace Shapes" not in str(raised.value)
+
+
+def test_arguments_of_any_kind_are_told() -> None:
+    def model(x: Tensor, *others: Any, **options: Any) -> None:
+        raise ValueError(x, others, options)
+
+    expected = r"\(x \(5, 2\), others\[0\] 'abc', others\[1\] list of 3, k \(5,\), d None\)"
+    with pytest.raises(ModelError, match=expected):
+        Joint(model, (X, "abc", [1, 2, 3]), {"k": Y, "d": None})
+
+
+def test_a_refusal_inside_the_model_keeps_its_words() -> None:
+    def model() -> None:
+        pyro.sample("v", cast(Any, dist.ImproperUniform)(dist.constraints.sphere, (), (3,)))
+
+    with pytest.raises(SiteError, match="the latent site 'v' lies on a sphere") as raised:
+        Joint(model)
+    assert "Trace Shapes" not in str(raised.value)
+
+
+def observing(fn: Callable[[Tensor], Any], value: Any) -> Callable[[], None]:
+    def model() -> None:
+        scale = pyro.sample("scale", dist.Gamma(2.0, 1.0))
+        pyro.sample("rent", fn(scale), obs=torch.as_tensor(value))
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (
+            observing(lambda s: dist.Normal(torch.zeros(5), s), torch.zeros(4)),
+            ModelError,
+            r"the density of the site 'rent' cannot be computed; the value of 'rent' has shape "
+            r"\(4,\), and its distribution, Normal, has shape \(5,\)",
+        ),
+        (
+            observing(lambda s: dist.Normal(torch.zeros(5, 1), s), torch.zeros(5)),
+            ModelError,
+            r"has shape \(5,\), but its .* has shape \(5, 1\), .* make 25 terms: .* squeeze\(-1\)",
+        ),
+        (
+            observing(dist.Poisson, [1.0, -2.0]),
+            DataError,
+            "the site 'rent' observes -2, outside the support of its Poisson",
+        ),
+        (
+            observing(lambda s: dist.Normal(0.0, s), math.nan),
+            DataError,
+            "observes nan, outside the support of its Normal, Real",
+        ),
+        (
+            lambda: pyro.sample("w", cast(Any, OfNaN(0.0, 1.0))),
+            SiteError,
+            "the prior of 'w' draws NaN",
+        ),
+    ],
+)
+def test_values_that_no_distribution_has_are_refused(
+    model: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Joint(model)
+
+
+class OfNaN(dist.Normal):
+    def rsample(self, *shape: Any) -> Tensor:
+        return super().rsample(*shape) * math.nan
+
+
+def test_a_bound_that_is_inferred_or_a_mask_lets_values_lie_outside() -> None:
+    """Beyond a bound at hand the density is 0; behind a mask a value is none."""
+    inferred = Joint(observing(lambda s: dist.Uniform(0.0, s), 1.0))
+    assert_close_to = torch.testing.assert_close
+    assert float(inferred.log_joint(torch.tensor([-1.0]))) == -math.inf
+    z = torch.tensor([0.5])
+    prior = dist.Gamma(2.0, 1.0).log_prob(z.exp()) + z
+    assert_close_to(inferred.log_joint(z), (prior - z).sum())
+
+    def hidden() -> None:
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with poutine.mask(mask=cast(Any, torch.tensor([True, False]))):
+            pyro.sample("count", dist.Poisson(rate), obs=torch.tensor([2.0, -1.0]))
+
+    expected = prior.sum() + dist.Poisson(z.exp()).log_prob(torch.tensor(2.0)).sum()
+    assert_close_to(Joint(hidden).log_joint(z), expected)
+
+
+def test_sites_that_are_not_in_every_run_are_refused() -> None:
+    def model() -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0), infer=cast(Any, {"start": 1.0}))
+        pyro.sample("above" if bool(a > 0) else "below", dist.Normal(0.0, 1.0))
+
+    joint = Joint(model)
+    assert bool(joint.log_joint(torch.tensor([1.0, 0.0])).isfinite())
+    message = "model samples other latent sites in one run than in another, here 'above', 'below'"
+    with pytest.raises(SiteError, match=message):
+        joint.log_joint(torch.tensor([-1.0, 0.0]))
+
+
+def test_a_prior_on_a_circle_is_warned_of_and_its_advice_is_the_same_prior() -> None:
+    prior = dist.VonMises(0.3, 2.0)
+
+    def model() -> None:
+        pyro.sample("phase", prior)
+
+    def advised() -> None:
+        phase = pyro.sample("phase", dist.Uniform(-math.pi, math.pi))
+        pyro.factor("phase_prior", prior.log_prob(phase) + math.log(2 * math.pi))
+
+    with pytest.warns(BNNWarning, match="the prior of 'phase' is VonMises, .* every 2 pi"):
+        joint = Joint(model)
+    z = torch.tensor([[0.4], [0.4 + 2 * math.pi]])
+    torch.testing.assert_close(joint.log_joint(z), prior.log_prob(z).squeeze(-1))
+    bounded = Joint(advised)
+    of_z = torch.linspace(-30.0, 30.0, 20_001, dtype=torch.float64).unsqueeze(-1)
+    total = bounded.log_joint(of_z).exp().sum() * 60.0 / 20_000
+    torch.testing.assert_close(total, torch.ones((), dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+def test_what_a_model_records_has_any_shape_and_a_leading_one_of_draws() -> None:
+    def model(x: Tensor) -> None:
+        w = weight()
+        pyro.deterministic("product", w.outer(w))
+        pyro.deterministic("sum", w.sum())
+        pyro.deterministic("rows", (x * w).argmax(-1))
+        pyro.deterministic("fixed", torch.arange(3))
+
+    joint = Joint(model, (X + torch.tensor([1.0, 2.0]),))
+    z = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(0))
+    values = joint.deterministics(z)
+    torch.testing.assert_close(values["product"], z.unsqueeze(-1) * z.unsqueeze(-2))
+    torch.testing.assert_close(values["sum"], z.sum(-1))
+    rows = (z * torch.tensor([1.0, 2.0])).argmax(-1)
+    torch.testing.assert_close(values["rows"], rows.unsqueeze(-1).expand(2, 3, 5))
+    torch.testing.assert_close(values["fixed"], torch.arange(3).expand(2, 3, 3))
+    one = joint.deterministics(z[0, 0])
+    torch.testing.assert_close(one["sum"], z[0, 0].sum())
+    other = joint.deterministics(z[0], (torch.ones(4, 2),))
+    assert other["rows"].shape == (3, 4)
