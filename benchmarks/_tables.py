@@ -572,7 +572,15 @@ def _beside(found: Result) -> str:
 
 
 def _entries(found: Result) -> str:
-    head = ["posterior", "contender", "caches", "chains, warm-up, draws", "time", "of which"]
+    head = [
+        "posterior",
+        "contender",
+        "caches",
+        "chains, warm-up, draws",
+        "threads",
+        "time",
+        "of which",
+    ]
     head += ["smallest bulk ESS", "bulk ESS a second", "largest R-hat", "worst z: mean", "sd"]
     head += ["gradients a draw", "diverging"]
     lines = [
@@ -581,6 +589,7 @@ def _entries(found: Result) -> str:
             r["contender"],
             r["cache"] or "none",
             f"{r['chains']} x ({r['warmup']:,} + {r['draws']:,})",
+            f"{r['threads']}",
             _span(r["seconds"], r["all_seconds"], duration),
             ", ".join(
                 f"{phase} {duration(t)}"

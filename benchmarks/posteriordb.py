@@ -168,6 +168,7 @@ def rows_of(name: str, settings: Settings, folder: Path) -> list[Row]:
             "contender": entry.contender,
             "part": entry.part,
             "cache": state,
+            "threads": settings.threads,
             **{
                 key: getattr(options_of(entry, name, settings), key)
                 for key in ("chains", "warmup", "draws")
