@@ -46,6 +46,8 @@ from pyro_bnn.sites import Site
 
 logger = logging.getLogger("pyro_bnn")
 
+MOST_DRAWS = 100  # of the sites, until the model runs at one
+
 T = TypeVar("T")
 
 
@@ -124,7 +126,11 @@ class Joint:
         failures = functools.partial(named_failures, model, self.args, self.kwargs, starting)
         if trace is None:
             with isolated(), failures():
-                trace = trace_model(model, self.args, self.kwargs, of_rows=False, start=starting)
+                trace = at_a_possible_draw(
+                    lambda: trace_model(
+                        model, self.args, self.kwargs, of_rows=False, start=starting
+                    )
+                )
         self.latents = Latents(trace.sites)
         without_draws = trace.without_draws
         self.is_batched = True
@@ -457,3 +463,26 @@ class Joint:
                 reason,
             )
         return values
+
+
+def at_a_possible_draw(run: Callable[[], T]) -> T:
+    """The result of a run at draws of the sites, which is tried anew where they are impossible.
+
+    The solution of a differential equation may not exist at parameters far out, nor the Cholesky
+    factor of a kernel. All other failures are raised at once.
+
+    Args:
+        run: Runs the model, each time at other draws.
+
+    Raises:
+        ValueError, torch.linalg.LinAlgError: Of the last run, if none is possible.
+    """
+    for _ in range(MOST_DRAWS - 1):
+        try:
+            return run()
+        except torch.linalg.LinAlgError:
+            continue
+        except ValueError as error:
+            if "to satisfy the constraint" not in str(error):
+                raise
+    return run()

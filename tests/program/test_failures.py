@@ -221,3 +221,26 @@ def test_what_a_model_records_has_any_shape_and_a_leading_one_of_draws() -> None
     torch.testing.assert_close(one["sum"], z[0, 0].sum())
     other = joint.deterministics(z[0], (torch.ones(4, 2),))
     assert other["rows"].shape == (3, 4)
+
+
+def test_a_model_that_is_possible_at_few_draws_is_tried_anew() -> None:
+    tries = []
+
+    def seldom(y: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Uniform(0.0, 1.0))
+        tries.append(float(rate))
+        pyro.sample("y", dist.Exponential(rate - 0.9), obs=y)
+
+    Joint(seldom, (torch.tensor(1.0),))
+    first = tries.index(next(rate for rate in tries if rate > 0.9))
+    assert first > 0  # by this seed
+    assert all(rate < 0.9 for rate in tries[:first])
+
+    def never(y: Tensor) -> None:
+        tries.append(float(pyro.sample("rate", dist.Uniform(0.0, 1.0))))
+        pyro.sample("y", dist.Normal(y, -torch.ones(())), obs=y)
+
+    tries.clear()
+    with pytest.raises(ModelError, match="Expected parameter scale"):
+        Joint(never, (torch.tensor(1.0),))
+    assert len(tries) == 100

@@ -14,10 +14,12 @@ from pyro_bnn.infer.steps.potentials import TargetDensity
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
 
 MAX_STARTS = 20  # tries for each chain
+MORE_STARTS = 200  # of a plain model, which may be possible at few of its starts
 KNOWN_DRAWS = 200  # of a Gaussian that chains start at, for their first mass matrix
 
 
@@ -33,14 +35,16 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
         seed: Seed of the draws.
 
     Raises:
-        DivergenceError: If a chain finds no such point in ``MAX_STARTS`` tries; names the chain
+        DivergenceError: If a chain finds no such point in its tries; names the chain
             and the sites.
     """
     program, potential, data, batches = target
     points = program.initial.expand(num_chains, -1)
     missing = torch.ones(num_chains, dtype=torch.bool, device=points.device)
-    for attempt in range(MAX_STARTS):
-        attempt_seed = stream_seed(seed, attempt)
+    tries = MAX_STARTS if isinstance(program, Program) else MORE_STARTS
+    for attempt in range(tries):
+        # the numbers that follow are other streams'
+        attempt_seed = stream_seed(seed, attempt if attempt < MAX_STARTS else 1_000 + attempt)
         with isolated(attempt_seed), without_validation():
             prior = program.prior_draws(num_chains, seed=attempt_seed)
             prior = at_medians(program, prior, seed)
@@ -54,7 +58,7 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
     names = _not_finite(program, points[chain], batches[chain % len(batches)])
     where = "draws from the prior" if init is None else "tries around init"
     raise DivergenceError(
-        f"chain {chain} found no starting point of finite density in {MAX_STARTS} {where}: "
+        f"chain {chain} found no starting point of finite density in {tries} {where}: "
         f"not finite at {', '.join(map(repr, names))}; standardise the data, or pass "
         "init=, values of the sites"
     )
