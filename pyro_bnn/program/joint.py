@@ -480,7 +480,7 @@ def at_a_possible_draw(run: Callable[[], T]) -> T:
     for _ in range(MOST_DRAWS - 1):
         try:
             return run()
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             continue
         except ValueError as error:
             if "to satisfy the constraint" not in str(error):
