@@ -77,7 +77,7 @@ def pyro_bnn() -> Sampler:
             num_chains=options.chains, warmup_steps=options.warmup, num_samples=options.draws
         )
         posterior = sampler.run(models[options.name], given, seed=options.seed, progress=False)
-        draws = posterior.sample(group_by_chain=True)
+        draws = posterior.sample(options.chains * options.draws, group_by_chain=True)
         stats = posterior.sample_stats
         return Drawn(
             draws,

@@ -107,6 +107,8 @@ def sampled(entry: Entry, options: Options, cache: Path) -> Row:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         with np.load(out) as draws:
             x = parameters(dict(draws), options.name)  # [C, S, K]
+    if x.shape[:2] != (options.chains, options.draws):
+        raise RuntimeError(f"{entry.contender} gave draws {x.shape} of {options}")
     found = json.loads(done.stdout.splitlines()[-1])
     imported, ended = found.pop("imported"), found.pop("done")
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -437,6 +438,16 @@ def test_pyro_samples_models_with_flat_priors(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_files
+@pytest.mark.slow("compiles")
+def test_this_package_samples_plain_models_and_gives_all_draws() -> None:
+    options = _posteriordb_sampling.Options(
+        name="eight_schools-eight_schools_noncentered", chains=2, warmup=20, draws=600
+    )
+    drawn = _posteriordb_sampling.SAMPLERS["pyro_bnn"]()(options)
+    assert _posteriordb.parameters(drawn.draws, options.name).shape == (2, 600, 10)
+
+
+@needs_files
 @pytest.mark.slow("a process of its own")
 def test_a_run_has_a_process_of_its_own(tmp_path: Path) -> None:
     options = _posteriordb_sampling.Options(
@@ -445,6 +456,20 @@ def test_a_run_has_a_process_of_its_own(tmp_path: Path) -> None:
     found = posteriordb.sampled(posteriordb.ENTRIES[-1], options, tmp_path)
     assert found["seconds"] > found["import_seconds"] > 0
     assert found["parameters"] == 10  # theta among them, which is no latent site
+
+
+@pytest.mark.usefixtures("reference")
+def test_a_run_with_fewer_draws_than_asked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        np.savez(command[-1], beta=np.zeros((4, 250, 2)), sigma=np.zeros((4, 250)))
+        return subprocess.CompletedProcess(command, 0, "{}", "")
+
+    monkeypatch.setattr(subprocess, "run", here)
+    options = _posteriordb_sampling.Options(name="any")
+    with pytest.raises(RuntimeError, match=r"pyro_bnn gave draws \(4, 250, 3\) of Options"):
+        posteriordb.sampled(posteriordb.ENTRIES[0], options, tmp_path)
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
