@@ -23,6 +23,7 @@ from typer.core import TyperCommand
 
 from pyro_bnn.cli.config_file import FLAG, Takes
 from pyro_bnn.cli.results import Result, show
+from pyro_bnn.errors import OptionError
 
 Command = Callable[..., Iterator[Result]]
 METAVARS = {int: "N", str: "NAME", Path: "FOLDER"}
@@ -72,6 +73,25 @@ def named(kind: str) -> Callable[[str], list[str]]:
 
 class GroupedCommand(TyperCommand):
     """A command whose help has the options of each group under its heading."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Refuse an empty value: as a path it would be the working directory.
+
+        Raises:
+            OptionError: If there is one; names its option or argument.
+        """
+        typed, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for parameter in self.get_params(ctx):
+            value = typed.get(parameter.name)
+            if "" in (value if isinstance(value, (list, tuple)) else [value]):
+                name = parameter.opts[0]
+                if parameter.param_type_name == "argument":
+                    name = str(parameter.metavar)
+                raise OptionError(
+                    f"{name} is empty, as of a shell variable that is not set: give a value, or "
+                    "leave it out"
+                )
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write the arguments and options, sections in the order of what is first in each."""
