@@ -225,7 +225,9 @@ def in_netcdf(content: bytes, rng: random.Random) -> bytes:
         elif kind == "values" and group[name].dtype.kind in "iuf":
             values = group[name][...].reshape(-1)
             new = (np.nan, np.inf, -1, 1e30) if values.dtype.kind == "f" else (-1, 2**31, 2**62, 0)
-            values[rng.randrange(len(values))] = rng.choice(new)
+            with np.errstate(over="ignore"):
+                odd = np.array(new).astype(values.dtype)  # the low bits, where it holds fewer
+            values[rng.randrange(len(values))] = rng.choice(odd)
             group[name][...] = values.reshape(group[name].shape)
         elif kind == "shape":
             shape = [size + rng.choice((-1, 0, 1)) for size in group[name].shape]

@@ -6,6 +6,7 @@ Each case matches the reason of its refusal, so that a bomb is not refused becau
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import GuidePosterior, Posterior, Provenance
 from pyro_bnn.program import Program
 from pyro_bnn.report.saved.compare_files import read_all
-from tests.hostile import Target, damaged, make_targets, network
+from tests.hostile import Target, damaged, in_netcdf, make_targets, network
 from tests.kills import assert_same
 from tests.laws import rank1_network
 
@@ -59,6 +60,19 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "i4", "i8", "f4", "f8"])
+def test_numbers_of_every_size_can_be_damaged(dtype: str) -> None:
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        group = file.create_group("evaluation")
+        group.attrs["document"] = json.dumps({"n": 1})
+        group["values"] = np.ones(3, dtype)
+    content = buffer.getvalue()
+    with quiet():
+        found = {in_netcdf(content, random.Random(seed)) for seed in range(200)}
+    assert len(found) > 10
 
 
 def load(path: Path) -> Posterior:
