@@ -254,6 +254,10 @@ def changed(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any
         (lambda d: d["uncertainty"].update(median="x"), "fit.json is damaged: TypeError("),
         (lambda d: d["uncertainty"].pop("maximum"), "fit.json is damaged: KeyError('maximum')"),
         (lambda d: d.update(columns=3), "fit.json is damaged: TypeError("),
+        (lambda d: d.update(held_out={"log_score": 1.0, "rmse": 1.0, "coverage": 0.9}), "'rows'"),
+        (lambda d: d.update(held_out={"rows": 3, "rmse": 1.0, "coverage": 0.9}), "'log_score'"),
+        (lambda d: d.update(held_out={"rows": 3, "log_score": 1.0, "rmse": 1.0}), "'coverage'"),
+        (lambda d: d.update(held_out={"rows": 3, "log_score": 1.0, "coverage": 0.9}), "'rmse'"),
     ],
 )
 def test_a_file_that_is_damaged(

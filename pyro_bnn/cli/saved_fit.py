@@ -157,13 +157,7 @@ class SavedFit:
         """The scores on held-out rows, with a line for each of several targets, or why not."""
         if self.held_out is None:
             return f"All {self.num_rows:,} rows were fitted: none is left to score"
-        unit = "" if self.target_name is None else f" ({self.target_name})"
-        unit = unit if self.target_names is None else " sds of each target"
-        lines = [f"Held-out, {self.held_out['rows']:,} rows: {_words(self.held_out, unit=unit)}"]
-        alone = (
-            f"  {name}: {_words(self.held_out, f' of {name}')}" for name in self.target_names or ()
-        )
-        return "\n".join([*lines, *alone])
+        return "\n".join(_score_lines(self.held_out, self.target_name, self.target_names))
 
     def save(self, folder: str | Path) -> None:
         """Write ``posterior.safetensors``, ``training.safetensors`` and ``fit.json``.
@@ -279,9 +273,7 @@ def _check(values: Mapping[str, Any]) -> None:
     if any(math.isnan(value or 0) for value in (trained.median, trained.maximum)):
         raise ValueError("its uncertainty is not a number")
     if values["held_out"] is not None:
-        _words(values["held_out"])
-        for name in targets or ():
-            _words(values["held_out"], f" of {name}")
+        _score_lines(values["held_out"], values["target_name"], targets)
 
 
 def _check_size(network: NetworkSpec, posterior: Path) -> None:
@@ -304,6 +296,20 @@ def _check_size(network: NetworkSpec, posterior: Path) -> None:
     least = BYTES_OF_A_WEIGHT * weights + BYTES_OF_A_LAYER * layers
     if posterior.is_file() and posterior.stat().st_size < least:
         raise FileFormatError(f"its network has {weights} weights, more than {posterior} holds")
+
+
+def _score_lines(
+    scores: Mapping[str, float], target: str | None, targets: Sequence[str] | None
+) -> list[str]:
+    """Scores on held-out rows in words, with a line for each of several targets.
+
+    Raises:
+        KeyError: If a score is missing.
+    """
+    unit = "" if target is None else f" ({target})"
+    unit = unit if targets is None else " sds of each target"
+    lines = [f"Held-out, {scores['rows']:,} rows: {_words(scores, unit=unit)}"]
+    return lines + [f"  {name}: {_words(scores, f' of {name}')}" for name in targets or ()]
 
 
 def _words(scores: Mapping[str, float], of: str = "", unit: str = "") -> str:
