@@ -44,7 +44,7 @@ def table_of(
         The data set, unsplit; its ``note`` says which column was taken as the target by default.
 
     Raises:
-        DataError: If the header cannot be used, or there is no row; if there are missing values
+        DataError: If the header cannot be used, two inputs get one name, or there is no row; if there are missing values
             (names columns and rows), text among numbers, commas in numbers, text that differs in
             most rows, or a target that does not suit the task; or if several targets are not all
             numbers, or leave no input.
@@ -59,6 +59,7 @@ def table_of(
     y, task, class_names = _targets(fields, chosen, task)
     columns = tuple(fields.describe(column) for column in header if column not in chosen)
     _check_size(fields, columns)
+    _check_names(fields, columns)
     data = Dataset(
         fields.inputs(columns),
         y,
@@ -91,6 +92,23 @@ def _check_size(fields: Fields, columns: Sequence[Column]) -> None:
             f"values, each of which would be an input of {num_rows} rows: drop it, or put rare "
             "values into one"
         )
+
+
+def _check_names(fields: Fields, columns: Sequence[Column]) -> None:
+    """Refuse two inputs of one name, of a column ``"a=b"`` and of text ``"b"`` in column ``"a"``.
+
+    Raises:
+        DataError: Names both columns.
+    """
+    of: dict[str, Column] = {}
+    for column in columns:
+        for name in column.inputs:
+            other = of.setdefault(name, column)
+            if other is not column:
+                raise DataError(
+                    f"{fields.source}: columns {other.name!r} and {column.name!r} both become an "
+                    f"input {name!r}, the name of a value of a column of text: rename one of them"
+                )
 
 
 def _chosen(target: Target, fields: Fields) -> list[str]:

@@ -146,6 +146,25 @@ def test_each_value_of_text_is_an_input(path: Path) -> None:
     assert_close(read_csv(path).data.x, torch.tensor(expected), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a=b,a,y\n1,b,2\n2,c,3\n", "columns 'a=b' and 'a' both become an input 'a=b'"),
+        ("a,a=b,y\nb,1,2\nc,2,3\n", "columns 'a' and 'a=b' both become an input 'a=b'"),
+        ("a,a=b,y\nb=c,c,1\nx,d,2\n", "columns 'a' and 'a=b' both become an input 'a=b=c'"),
+    ],
+)
+def test_two_inputs_of_one_name_are_refused(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(DataError, match=f"{re.escape(message)}.*: rename one of them"):
+        read_csv(path)
+
+
+def test_a_target_may_have_the_name_of_an_input(path: Path) -> None:
+    path.write_text("a,a=b\nb,1\nc,2\n")
+    assert read_csv(path).data.input_names == ("a=b", "a=c")
+
+
 def test_one_long_label_among_many_takes_no_more_than_its_own_memory(path: Path) -> None:
     """In an array of text each value takes the room of the longest: 1.6 GB here."""
     long, size = "q" * 100_000, 4_000
