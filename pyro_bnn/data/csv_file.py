@@ -30,6 +30,10 @@ from pyro_bnn.errors import DataError
 ROWS_AT_ONCE = 100_000  # of a file, by pandas
 SEPARATOR_LINE = re.compile(rb'"?sep=([,;\t])"?[ ,;\t]*(?:\r\n|\n|\r)', re.IGNORECASE)
 
+OTHER_SEPARATOR_LINE = re.compile(rb'"?sep=([!-~ ])"?[ ,;\t]*(?:\r\n|\n|\r)', re.IGNORECASE)
+OTHER_SEPARATORS = "|^~"
+SEPARATE = "Save the file with commas, semicolons or tabs between them"
+
 
 def csv_fields(path: Path, *, once: bool = False) -> Fields:
     """Read a CSV file.
@@ -75,6 +79,10 @@ class CSVText:
 
     def __init__(self, path: Path, data: bytes | mmap.mmap) -> None:
         named = SEPARATOR_LINE.match(data)  # a line such as sep=; that spreadsheets write
+        if not named and (other := OTHER_SEPARATOR_LINE.match(data)):
+            raise DataError(
+                f"{str(path)!r} has fields separated by {other[1].decode()!r}: {SEPARATE}"
+            )
         self._path, self._data = path, data
         self._begin, self._above = (named.end(), 1) if named else (0, 0)  # bytes, lines
         first = data[self._begin : self._begin + csv.field_size_limit()]
@@ -134,7 +142,7 @@ class CSVText:
                     fields = "field" if length == 1 else "fields"
                     raise DataError(
                         f"{self._at(reader.line_num)}: expected {length} {fields} as "
-                        f"in the header, got {len(row)}; {self._why(length, num_rows)}"
+                        f"in the header, got {len(row)}; {self._why(length, num_rows, row)}"
                     )
                 yield reader.line_num + self._above, row
                 num_rows += 1
@@ -144,8 +152,12 @@ class CSVText:
     def _at(self, line: int) -> str:
         return f"{str(self._path)!r}, line {line + self._above}"
 
-    def _why(self, length: int, num_rows: int) -> str:
+    def _why(self, length: int, num_rows: int, row: Sequence[str]) -> str:
         """A likely reason for a row of another length than the header, after so many good rows."""
+        line = self.separator.join(row)
+        for mark in OTHER_SEPARATORS if re.search("[^\\W\\d_]", line) else OTHER_SEPARATORS + " :":
+            if 0 < self._first.count(mark) == line.count(mark):
+                return f"are fields separated by {mark!r}? {SEPARATE}"
         if num_rows == 1 and (length == 1 or self._first.startswith("#")):
             return f"is the first line, {self._first[:40]!r}, a comment or title? Delete it"
         return "is the file truncated?"

@@ -44,10 +44,10 @@ def table_of(
         The data set, unsplit; its ``note`` says which column was taken as the target by default.
 
     Raises:
-        DataError: If the header cannot be used, two inputs get one name, or there is no row; if there are missing values
-            (names columns and rows), text among numbers, commas in numbers, text that differs in
-            most rows, or a target that does not suit the task; or if several targets are not all
-            numbers, or leave no input.
+        DataError: If the header cannot be used, two inputs get one name, or there is no row;
+            if there are missing values (names columns and rows), text among numbers, commas in
+            numbers, text that differs in most rows, or a target that does not suit the task; or if
+            several targets are not all numbers, or leave no input.
         OptionError: If a target is named twice.
         UnknownNameError: If there is no column ``target``; suggests the nearest.
     """
