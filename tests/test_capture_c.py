@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import special
 from torch import Tensor
 from torch.nn import functional
 
@@ -98,6 +99,15 @@ def test_elementwise_operations(dtype: torch.dtype) -> None:
             *(x.exp(), x.expm1(), positive.log(), positive.log2(), positive.log1p()),
             *(positive.sqrt(), positive.rsqrt(), y.reciprocal(), x.tanh(), x.sigmoid()),
             *(y.sin(), y.cos(), x.erf(), x.atan(), y.round(), y.floor(), x.relu()),
+            *(
+                y.tan(),
+                y.sinh(),
+                y.cosh(),
+                y.asinh(),
+                positive.tanh().atanh(),
+                (1 + positive).acosh(),
+            ),
+            *(y.tanh().asin(), y.tanh().acos(), torch.atan2(y, positive), torch.lerp(x, y, 0.3)),
             *(x**2, x**3, positive**0.5, positive**-0.75, y**-1, y**-2, positive**y),
             *(x.clamp(max=0), x.clamp(-1, 1), x.clamp(min=0.5)),
             *(torch.maximum(x, y), torch.minimum(x, y), torch.logaddexp(x, y)),
@@ -198,6 +208,95 @@ def test_a_factorisation_and_its_gradient(shape: tuple[int, ...]) -> None:
         ]
 
     check(factorised, normal(*shape).double(), normal(*shape[:-1], 2).double())
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_running_totals_along_a_dimension(dim: int) -> None:
+    x = normal(5, 3, 4, dtype=torch.float64)
+
+    def totals(x: Tensor) -> list[Tensor]:
+        products = (1 + 0.1 * x).cumprod(dim)
+        counts = (x > 0).cumsum(dim)
+        return [x.cumsum(dim), (2 * x).mT.cumsum(dim) + 1, products, counts, x[:1].cumsum(0)]
+
+    check(totals, x)
+
+
+def test_gradients_of_totals_and_places() -> None:
+    """As of a simplex by breaking sticks, and of parameters of groups."""
+    index = torch.tensor([[2, 0, 0], [1, 1, 4]])
+
+    def gradients(z: Tensor) -> list[Tensor]:
+        def value(z: Tensor) -> Tensor:
+            broken = (1 - z.sigmoid()).cumprod(-1)
+            gathered = z.gather(1, index) * z.index_select(1, index[0])
+            added = torch.zeros(2, 5, dtype=z.dtype).scatter_add(1, index, gathered)
+            added = added.index_add(1, index[1], z[:, :3].exp(), alpha=2)
+            return (z.cumsum(-1).flip(-1) * broken).sum() + (z * added).logsumexp(-1).prod()
+
+        return list(torch.func.grad_and_value(value)(z))
+
+    check(gradients, normal(2, 5, dtype=torch.float64))
+
+
+def test_entries_in_another_order_and_frames_of_them() -> None:
+    def others(x: Tensor) -> list[Tensor]:
+        return [
+            *(x.flip(0), x.flip(0, -1) * x, x.T.flip(0) + 1, (2 * x).flip(1)[1:]),
+            *(x.roll(2), x.roll(1, 0), x.roll((1, -2), (0, 1))),
+            *(functional.pad(x, (1, 2)), functional.pad(x, (0, 1, 2, -1), value=3.0)),
+            *(
+                x.diff(dim=0),
+                x.diagonal_scatter(x[0, 1:3], 2),
+                x.T.diagonal_scatter(x[0, 1:], 1, 1, 0),
+            ),
+        ]
+
+    check(others, normal(4, 4))
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_spreads_norms_and_sums_of_exponentials(dims: tuple[int, ...]) -> None:
+    x = normal(4, 6, dtype=torch.float64)
+    hidden = torch.where(x > 0.5, x, -torch.inf)
+
+    def spreads(x: Tensor, hidden: Tensor) -> list[Tensor]:
+        return [
+            *(x.var(dims), x.std(dims, keepdim=True), x.var(dims, correction=0), x.norm(dim=dims)),
+            *(torch.linalg.vector_norm(x, 1, dims), x.prod(dims[0]), x.prod(dims[0], keepdim=True)),
+            *(x.logsumexp(dims), hidden.logsumexp(dims, keepdim=True), x.std(), x.prod()),
+        ]
+
+    check(spreads, x, hidden)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_functions_against_scipy(dtype: torch.dtype) -> None:
+    around = torch.cat([torch.logspace(-8, 8, 50), -torch.linspace(0.05, 60.3, 80)])
+    x = torch.cat([around, torch.tensor([-1.0, -7.0, 0.0, torch.inf])]).to(dtype)
+    ends = torch.tensor([0.0, 1.0, -1.0, 1.5, torch.nan])
+    y = torch.cat([torch.linspace(-1, 1, 99), 1 - torch.logspace(-7, -1, 20), ends]).to(dtype)
+    found = [torch.zeros_like(x), torch.zeros_like(y)]
+    graph = compile_c(lambda _, __, x, y: (x.digamma(), y.erfinv()), [*found, x, y], num_state=2)
+    graph(*found, x, y)
+    expected = [special.digamma(x.double().numpy()), special.erfinv(y.double().numpy())]
+    for value, right in zip(found, expected, strict=True):
+        wanted = torch.from_numpy(right).to(dtype)
+        torch.testing.assert_close(
+            value, wanted, equal_nan=True, rtol=1e-6 if dtype is torch.float32 else 1e-12, atol=1e-9
+        )
+
+
+def test_a_long_chain_of_operations_is_parted() -> None:
+    """As the gradient of a loop over time, whose terms are added one after the other."""
+
+    def added(x: Tensor) -> list[Tensor]:
+        total = x
+        for n in range(2000):
+            total = total + x * n
+        return [total]
+
+    check(added, normal(3))
 
 
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
@@ -428,7 +527,7 @@ def test_a_step_in_threads_has_the_bits_of_one_alone() -> None:
         (lambda z: (torch.linalg.cholesky(z.repeat(11, 11)),), "33 columns"),
         (lambda z: (torch.linalg.cholesky(z, upper=True),), "this form of a Cholesky"),
         (lambda z: (z.half().float(),), "float16"),
-        (lambda z: (z.cumsum(0),), "cumsum"),
+        (lambda z: (z.cummax(0).values,), "cummax"),
     ],
 )
 def test_what_is_not_written_in_c_is_named(step: Outputs, what: str) -> None:

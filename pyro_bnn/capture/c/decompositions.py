@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.repeat.default: _repeat,
         aten.select_scatter.default: _select_scatter,
         aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.logsumexp.default: _logsumexp,
+        aten.var.correction: _variance,
+        aten.std.correction: lambda x, *how, **kwargs: _variance(x, *how, **kwargs).sqrt(),
+        aten.linalg_vector_norm.default: _norm,
+        aten.gather.default: _gather,
+        aten.index_select.default: _index_select,
+        aten.scatter_add.default: _scatter_add,
+        aten.index_add.default: _index_add,
+        aten.roll.default: _roll,
+        aten.constant_pad_nd.default: _pad,
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.linalg_solve_triangular.default: _solve_triangular,
+        aten.cholesky_solve.default: _cholesky_solve,
     }
 
 
@@ -79,11 +91,110 @@ def _select_scatter(x: Tensor, values: Tensor, dim: int, index: int) -> Tensor:
 def _diagonal_scatter(
     x: Tensor, values: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
-    is_plain = offset == 0 and (dim1 % x.ndim, dim2 % x.ndim) == (x.ndim - 2, x.ndim - 1)
-    if not is_plain or x.shape[-1] != x.shape[-2]:
+    dims = dim1 % x.ndim, dim2 % x.ndim
+    offset = offset if dims[0] < dims[1] else -offset
+    if sorted(dims) != [x.ndim - 2, x.ndim - 1] or x.shape[-1] != x.shape[-2]:
         raise CaptureError("another diagonal than that of square matrices is not written in C")
-    places = torch.arange(x.shape[-1])
-    return torch.where(places == places.unsqueeze(-1), values.unsqueeze(-1), x)
+    places, gap = torch.arange(x.shape[-1]), values.new_zeros((*values.shape[:-1], abs(offset)))
+    by_column = torch.cat([gap, values] if offset > 0 else [values, gap], -1)
+    return torch.where(places == places.unsqueeze(-1) + offset, by_column.unsqueeze(-2), x)
+
+
+def _logsumexp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
+    largest = x.amax(dims, keepdim=True)
+    shift = torch.where(largest.isinf(), 0, largest)
+    total = (x - shift).exp().sum(dims, keepdim=keepdim).log()
+    return total + (shift if keepdim else shift.reshape(total.shape))
+
+
+def _variance(
+    x: Tensor,
+    dims: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    dims = list(dims) if dims else list(range(x.ndim))
+    count = math.prod(x.shape[d] for d in dims)
+    squares = (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
+    return squares / max(count - (1 if correction is None else correction), 0)
+
+
+def _norm(
+    x: Tensor,
+    order: float = 2,
+    dims: list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    if order not in (1, 2) or dtype is not None:
+        raise CaptureError(f"a norm of order {order} is not written in C")
+    dims = list(dims) if dims else list(range(x.ndim))
+    if order == 1:
+        return x.abs().sum(dims, keepdim=keepdim)
+    return x.square().sum(dims, keepdim=keepdim).sqrt()
+
+
+def _entries(index: Tensor, dim: int) -> list[Tensor]:
+    """Places of entries along each dimension, of which one has an index, and none from the end."""
+    places = [
+        torch.arange(n).reshape([-1] + [1] * (index.ndim - 1 - d))
+        for d, n in enumerate(index.shape)
+    ]
+    places[dim % index.ndim] = torch.where(index < 0, OUTSIDE, index)
+    return places
+
+
+def _at(x: Tensor, places: list[Tensor | None]) -> Tensor:
+    found: Tensor = aten.index.Tensor(x, places)
+    return found
+
+
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:  # noqa: ARG001
+    return _at(x, [*_entries(index, dim)]) if x.ndim else x
+
+
+def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    if index.shape != source.shape:
+        raise CaptureError("an index of other sizes than what is added is not written in C")
+    return _added(x, [*_entries(index, dim)], source) if x.ndim else x + source
+
+
+def _along(dim: int, index: Tensor, ndim: int) -> list[Tensor | None]:
+    return [None] * (dim % ndim) + [torch.where(index < 0, OUTSIDE, index)]
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return _at(x, _along(dim, index, x.ndim))
+
+
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    return _added(x, _along(dim, index, x.ndim), alpha * source)
+
+
+def _added(x: Tensor, places: list[Tensor | None], source: Tensor) -> Tensor:
+    added: Tensor = aten.index_put.default(x, places, source, accumulate=True)
+    return added
+
+
+def _roll(x: Tensor, shifts: list[int], dims: list[int] | None = None) -> Tensor:
+    if not dims:
+        return _roll(x.reshape(-1), shifts, [0]).reshape(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        at = -shift % x.shape[dim]
+        x = torch.cat([x.narrow(dim, at, x.shape[dim] - at), x.narrow(dim, 0, at)], dim)
+    return x
+
+
+def _pad(x: Tensor, widths: list[int], value: float = 0) -> Tensor:
+    for number in range(len(widths) // 2):
+        dim, (left, right) = x.ndim - 1 - number, widths[2 * number : 2 * number + 2]
+        cut = x.narrow(dim, max(0, -left), x.shape[dim] + min(0, left) + min(0, right))
+        sizes = [[*x.shape[:dim], max(0, width), *x.shape[dim + 1 :]] for width in (left, right)]
+        before, after = (torch.full(size, value, dtype=x.dtype) for size in sizes)
+        x = torch.cat([before, cut, after], dim)
+    return x
 
 
 def _cholesky(
@@ -117,6 +228,12 @@ def _solve_triangular(
         solved[i] = b[..., i, :] / a[..., i, i].unsqueeze(-1)
         b = b - a[..., :, i].unsqueeze(-1) * solved[i].unsqueeze(-2)
     return torch.stack([solved[i] for i in range(n)], -2)
+
+
+def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    low = factor.mT if upper else factor
+    half = _solve_triangular(low, b, upper=False)
+    return _solve_triangular(low.mT, half, upper=True)
 
 
 def _small(x: Tensor) -> int:

@@ -95,6 +95,14 @@ REDUCTIONS: dict[Any, tuple[str, float, str]] = {
     aten.all: ("&&", 1, ""),
     aten.amax: (">", -math.inf, ""),
     aten.amin: ("<", math.inf, ""),
+    aten.prod: ("*", 1, "*"),
+}
+
+
+# running totals: where one starts, and how it takes in a term
+SCANS: dict[Any, tuple[float, str]] = {
+    aten.cumsum: (0, "{0} + {1}"),
+    aten.cumprod: (1, "{0} * {1}"),
 }
 
 
@@ -110,6 +118,7 @@ VIEWS = frozenset(
         aten.permute,
         aten.select,
         aten.diagonal,
+        aten.flip,
         aten.slice,
         aten.expand,
         aten.alias,
@@ -125,7 +134,7 @@ VIEWS = frozenset(
 
 
 OWN_LOOPS = frozenset(
-    {aten.mm, aten.bmm, aten.index, aten.index_put, aten.cat, aten.stack, *REDUCTIONS}
+    {aten.mm, aten.bmm, aten.index, aten.index_put, aten.cat, aten.stack, *REDUCTIONS, *SCANS}
 )
 
 

@@ -46,6 +46,11 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
+# A source of more lines, as of a loop over time, is compiled without passes that gain it little
+LONG = 4_000
+LONG_FLAGS = tuple(
+    f"-fno-{each}" for each in ("tree-ccp", "tree-pre", "tree-vrp", "tree-dominator-opts", "gcse")
+)
 # C libraries with vector versions of exp, log, ...
 VECTOR_MATH = ('-DVECTOR_MATH=__attribute__((simd("notinbranch")))',), ("-lmvec", "-lm")
 PLAIN = (), ("-lm",)
@@ -149,7 +154,7 @@ def _layout(value: Tensor) -> tuple[object, ...]:
 def _function(text: str) -> Callable[..., int]:
     """The function of a source, compiled where no process has done so before."""
     compiler = os.environ.get("CXX", "g++")
-    key = "\n".join([text, compiler, *FLAGS, _processor()])
+    key = "\n".join([text, compiler, *_flags(text), _processor()])
     try:
         with private_folder(cache_folder() / STEPS) as folder:
             path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
@@ -164,13 +169,17 @@ def _function(text: str) -> Callable[..., int]:
     return found
 
 
+def _flags(text: str) -> tuple[str, ...]:
+    return FLAGS + (LONG_FLAGS if text.count("\n") > LONG else ())
+
+
 def _compiled(compiler: str, text: str) -> bytes:
     """The library that a compiler makes of a source."""
     with tempfile.TemporaryDirectory(prefix="pyro-bnn-") as scratch:
         source, made = Path(scratch, "step.c"), Path(scratch, "step.so")
         source.write_text(text)
         for options, libraries in (VECTOR_MATH, PLAIN):
-            command = [compiler, *FLAGS, *options, str(source), "-o", str(made), *libraries]
+            command = [compiler, *_flags(text), *options, str(source), "-o", str(made), *libraries]
             try:
                 done = subprocess.run(  # noqa: S603 - the compiler that Inductor calls too
                     command, capture_output=True, text=True, check=False

@@ -24,6 +24,7 @@ from pyro_bnn.capture.c.graph import (
     FILLS,
     OWN_LOOPS,
     REDUCTIONS,
+    SCANS,
     VIEWS,
     ZERO,
     Computed,
@@ -60,10 +61,12 @@ from pyro_bnn.capture.c.operations import (
     literal,
     power,
 )
-from pyro_bnn.capture.c.sums import product, reduction
+from pyro_bnn.capture.c.special import SPECIAL
+from pyro_bnn.capture.c.sums import product, reduction, scan
 from pyro_bnn.capture.c.views import view
 
 FUNCTION = "step"
+DEEPEST = 32  # operations in one expression
 
 
 PRELUDE = """\
@@ -77,13 +80,18 @@ typedef _Bool bool;
 """
 
 
+PLAIN_FUNCTIONS = (
+    *("log2", "sqrt", "atan", "lgamma", "nearbyint", "floor", "fabs", "tan", "asin", "acos"),
+    *("sinh", "cosh", "asinh", "acosh", "atanh", "erfc"),
+)
 # functions of the vector library, declared so that loops can call them
 FUNCTIONS = "\n".join(
     f"{pragma}{kind} {name}{suffix}({', '.join([kind] * count)});"
     for count, names, pragma in (
         (1, ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf"), "VECTOR_MATH "),
         (2, ("pow", "hypot"), "VECTOR_MATH "),
-        (1, ("log2", "sqrt", "atan", "lgamma", "nearbyint", "floor", "fabs"), ""),
+        (1, PLAIN_FUNCTIONS, ""),
+        (2, ("atan2",), ""),
     )
     for name in names
     for kind, suffix in (("float", "f"), ("double", ""))
@@ -155,7 +163,13 @@ class _Writer(Loops):
         self.constants: list[Tensor] = []
         self.pointers: list[str] = []
         self.checked: set[tuple[Node, int]] = set()  # indices, by the size that they are below
-        self.is_stored = {node: self._wants_store(node) for node in self.nodes}
+        self.is_stored: dict[Node, bool] = {}
+        depths: dict[Node, int] = {}  # of the expression that a node is where it is read
+        for node in self.nodes:
+            depth = 1 + max((depths[source] for source in node.all_input_nodes), default=0)
+            self.is_stored[node] = self._wants_store(node, depth)
+            is_named = self.is_stored[node] or node.op != "call_function" or numel(node) == 1
+            depths[node] = depth if not is_named and (is_view(node) or is_elementwise(node)) else 0
         for node in reversed(self.nodes):
             self.last[node] = max((self._read_at(user) for user in node.users), default=0)
 
@@ -175,14 +189,19 @@ class _Writer(Loops):
         loop = "  for (i64 time = 0; time < times; time++) {"
         head = f"i64 {FUNCTION}(void *const *given, char *work, i64 times) {{"
         text = [head, *self.pointers, *where, loop, *self.lines, "  }", "  return 0;", "}", ""]
-        return Source(PRELUDE + "\n".join([FUNCTIONS, *text]), self.constants, num_bytes)
+        special = [code for name, code in SPECIAL.items() if any(name in line for line in text)]
+        return Source(PRELUDE + "\n".join([FUNCTIONS, *special, *text]), self.constants, num_bytes)
 
-    def _wants_store(self, node: Node) -> bool:
+    def _wants_store(self, node: Node, depth: int) -> bool:
         """Whether a node that could be computed where it is read is stored all the same."""
         if numel(node) <= 1 or node.op != "call_function" or is_view(node) or is_cheap(node):
             return False
         readers = readers_of(node)
-        return len(readers) != 1 or any(numel(reader) > numel(node) for reader in readers)
+        return (
+            depth > DEEPEST
+            or len(readers) != 1
+            or any(numel(reader) > numel(node) for reader in readers)
+        )
 
     def _read_at(self, user: Node) -> int:
         """Last position at which a node reads its arguments."""
@@ -242,6 +261,8 @@ class _Writer(Loops):
             product(self, node, node.args[0], node.args[1])
         elif packet in REDUCTIONS:
             reduction(self, node, packet)
+        elif packet in SCANS:
+            scan(self, node, packet)
         elif packet is aten.index:
             self._gather(node)
         elif packet is aten.index_put:

@@ -1,4 +1,4 @@
-"""Sums in C: reductions, products with vectors, and products of matrices in tiles."""
+"""Sums in C: reductions, running totals, products with vectors, and of matrices in tiles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from pyro_bnn.capture.c.graph import (
     REDUCTIONS,
+    SCANS,
     ZERO,
     Computed,
     Index,
@@ -53,6 +54,30 @@ def reduction(loops: Loops, node: Node, packet: Any) -> None:
     count = math.prod(shape[d] for d in dims)
     finish = "" if packet is not aten.mean else f" / {literal(count, dtype)}"
     _reduce(loops, _Sum(node, shape, dims, entry, packet, keep=keep, finish=finish))
+
+
+def scan(loops: Loops, node: Node, packet: Any) -> None:
+    """Write the running totals of entries along a dimension."""
+    source, given, *_ = args_of(node)
+    shape, dtype = shape_of(node), dtype_of(node)
+    start, joined = SCANS[packet]
+    if not shape or shape[given % len(shape)] == 1:
+        loops.values[node] = Computed(lambda place: loops.operand(source, place, dtype))
+        return
+    sizes, place = loops_over(shape)
+    loops.close()
+    loops.body = Body(sizes)
+    term, memory = loops.operand(source, place, dtype), loops.new(node)
+    along, total = str(place[given % len(shape)]), loops.name("s")
+    lines = [
+        *loops.body.lines,
+        f"{total} = {joined.format(total, term)};",
+        f"{memory.name}[{memory.at(place)}] = {total};",
+    ]
+    order = sorted(loops.body.loops, key=lambda loop: loop[0] == along)
+    first = f"{kind_of(node)} {total} = {literal(start, dtype)};"
+    loops.lines += for_loops(order, lines, "// in order", [first])
+    loops.values[node] = memory
 
 
 class _Sum:

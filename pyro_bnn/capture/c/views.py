@@ -64,6 +64,14 @@ def view(loops: Loops, node: Node, packet: Any) -> View | Memory:
             )
 
         return View(source, on_diagonal)
+    if packet is aten.flip:
+        turned = {d % len(old): Index(old[d] - 1) for d in rest[0]}
+        return View(
+            source,
+            lambda place: tuple(
+                i.times(-1).plus(turned[d]) if d in turned else i for d, i in enumerate(place)
+            ),
+        )
     if packet is aten.expand:
         return View(source, lambda place: broadcast(place, old))
     if packet in (aten.alias, aten.detach, aten.lift_fresh_copy):
