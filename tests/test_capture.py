@@ -568,6 +568,26 @@ def test_without_a_compiler_an_uncompiled_graph_serves_with_one_line(
     assert record.levelname == "WARNING"
 
 
+def test_a_long_graph_is_not_compiled_unless_that_is_asked_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_module, "MOST_OPERATIONS", 50)
+
+    def long(x: Tensor) -> tuple[Tensor, ...]:
+        for n in range(20):
+            x = torch.where(x > n, x, x + 0.5 / (n + 1))
+        return (x,)
+
+    captured = Captured(long, "a loop", compiled=True)
+    with caplog.at_level(logging.WARNING, logger="pyro_bnn"):
+        (value,) = captured(torch.full((2,), 0.1))
+    assert captured.path == "captured"
+    torch.testing.assert_close(value, long(torch.full((2,), 0.1))[0])
+    (line,) = caplog.messages
+    assert line.startswith("a loop cannot be compiled and runs as an uncompiled graph: its ")
+    assert line.endswith("seconds to compile; compile=True does it")
+
+
 def test_strict_a_failing_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor, "compile", fails)
     monkeypatch.setattr("pyro_bnn.capture.inductor.compiling._lowered", fails)

@@ -23,6 +23,7 @@ from pyro_bnn.program.random_state import own_generators
 
 logger = logging.getLogger("pyro_bnn")
 
+MOST_OPERATIONS = 2_000  # that are compiled by Inductor unless that is asked for
 RTOL = {torch.float32: 1e-3, torch.float64: 1e-6}  # relative error that a replay may have
 
 
@@ -67,7 +68,11 @@ class Captured:
         compiler: Callable[..., Graph] | None = None,
     ) -> None:
         self._fn, self._name, self.is_strict = fn, name, strict
-        self._compile = compiler or functools.partial(compile_graph, in_order=in_order)
+        self._compile = compiler or functools.partial(
+            compile_graph,
+            in_order=in_order,
+            most_operations=None if strict else MOST_OPERATIONS,
+        )
         self._rows, self._num_state = dict(rows or {}), num_state
         self._graphs: dict[object, Graph] = {}
         self._by_rows: dict[object, list[Graph]] = {}  # that serve several numbers of rows

@@ -20,9 +20,11 @@ from pyro_bnn.capture.inductor.recording import record_rows
 from pyro_bnn.capture.record import Graph, TensorFunction, end_with_writes
 from pyro_bnn.capture.simplify import simplify
 from pyro_bnn.capture.transpose import lay_out
+from pyro_bnn.errors import CaptureError
 
 logger = logging.getLogger("pyro_bnn")
 
+SECONDS_AN_OPERATION = 0.022  # that Inductor takes on one core, as 75 for 3,365 operations
 PRECOMPILE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"  # Inductor's variable, on unless it is 0
 
 _EVERY: dict[str, Any] = {
@@ -47,6 +49,7 @@ def compile_graph(
     rows: Mapping[int, int] | None = None,
     num_state: int = 0,
     in_order: bool = False,
+    most_operations: int | None = None,
 ) -> Graph:
     """Record ``fn`` as a graph and compile it with Inductor.
 
@@ -58,9 +61,10 @@ def compile_graph(
         in_order: Whether operations stay in the order of ``fn``. Otherwise each moves next to its
             users, which is cheaper. It is not where an entry of a state is overwritten: if old
             entries are read later, the whole state is copied first.
+        most_operations: How many may be compiled; default any number.
 
     Raises:
-        CaptureError: If the operations depend on the number of rows.
+        CaptureError: If the operations depend on the number of rows, or are more than may be.
     """
     use_for_inductor()
     with torch.no_grad(), warnings.catch_warnings():
@@ -70,6 +74,12 @@ def compile_graph(
 
         graph, examples, shapes = record_rows(fn, args, rows or {}, select_decomp_table())
         simplify(graph)
+        count = len(graph.graph.nodes)
+        if most_operations is not None and count > most_operations:
+            raise CaptureError(
+                f"its {count:,} operations, as of a loop over time, would take about "
+                f"{count * SECONDS_AN_OPERATION:.0f} seconds to compile; compile=True does it"
+            )
         lay_out(graph)
         end_with_writes(graph, num_state)
         options = {
