@@ -18,6 +18,7 @@ from pyro_bnn.handled import module_of
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
@@ -77,18 +78,17 @@ def program_of(model: Model, data: Dataset) -> Program:
     return program
 
 
-def set_up(guide: Guide, program: Program) -> None:
+def set_up(guide: Guide, program: Joint) -> None:
     """Make the parameters of a guide, where and as the program computes.
 
     Raises:
         SiteError: If the guide does not cover a site of the model.
     """
-    guide.setup(program.example.x[:1])
-    guide.to(device=program.device, dtype=program.dtype)
+    guide.set_up_for(program)
     guide.check_covers(program.sites)
 
 
-def new_guide(make: Callable[[Model], G], program: Program) -> G:
+def new_guide(make: Callable[[Model], G], program: Joint) -> G:
     """A guide of a program's model, set up."""
     with isolated():
         guide = make(program.model)

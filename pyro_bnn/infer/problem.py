@@ -19,7 +19,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import FitData, Init, program_of
-from pyro_bnn.posterior.call_posterior import CallDraws
+from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
@@ -37,6 +37,8 @@ logger = logging.getLogger("pyro_bnn")
 class Facts(ABC):
     """What every problem knows of itself, and tells of its posteriors."""
 
+    model: Model
+    init: Init
     engine: str
     seed: int
     declare: Callable[[Mapping[str, Any]], Nature] | None
@@ -45,6 +47,50 @@ class Facts(ABC):
     @abstractmethod
     def joint(self) -> Joint:
         """The model as tensor functions of its sites."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Number of rows that batches are made of."""
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether the data come in the order of a ``DataLoader``, which cannot be replayed."""
+        return False
+
+    @abstractmethod
+    def batches(self, size: int | None) -> Batches:
+        """Batches of so many rows without end, all rows for None; or those of the DataLoader."""
+
+    @abstractmethod
+    def draws_posterior(
+        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
+    ) -> DrawsPosterior | CallDraws:
+        """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
+
+    @abstractmethod
+    def guide_posterior(
+        self,
+        guide: Guide,
+        saves: Checkpoint,
+        options: dict[str, Any],
+        *,
+        method: str | None = None,
+        num_parameters: int | None = None,
+        losses: list[float] | None = None,
+        doubling: Doubling | None = None,
+    ) -> GuidePosterior | CallGuide:
+        """The posterior of a guide.
+
+        Args:
+            guide: The guide.
+            saves: The checkpoint of the run.
+            options: As they are told.
+            method: Name of what it is, by default the engine's.
+            num_parameters: How many numbers were fitted, by default those of the guide.
+            losses: Minus the objective at each step.
+            doubling: What the second half of the run gained.
+        """
 
     def of_data(self) -> dict[str, Any]:
         """What a provenance says of the data."""
@@ -58,6 +104,24 @@ class Facts(ABC):
                 self.engine,
                 ", ".join(self.joint.params),
             )
+
+    def _of_guide(
+        self,
+        guide: Guide,
+        saves: Checkpoint,
+        options: dict[str, Any],
+        *,
+        method: str | None,
+        num_parameters: int | None,
+        **how: Any,
+    ) -> Provenance:
+        """How a guide came about; see :meth:`guide_posterior`."""
+        if num_parameters is None:
+            num_parameters = sum(p.numel() for p in guide.parameters())
+        method = method or self.engine
+        return self.provenance(
+            saves, method=method, options=options, num_parameters=num_parameters, **how
+        )
 
     def provenance(
         self,
@@ -128,6 +192,11 @@ class Problem(Facts):
         return self.program.batch(self.dataset.x, self.dataset.y)
 
     @property
+    def num_rows(self) -> int:
+        """Number of rows N."""
+        return len(self.dataset.x)
+
+    @property
     def has_own_order(self) -> bool:
         """Whether the data come in the order of a ``DataLoader``, which cannot be replayed."""
         return isinstance(self.data, DataLoader)
@@ -160,29 +229,14 @@ class Problem(Facts):
         options: dict[str, Any],
         *,
         method: str | None = None,
+        num_parameters: int | None = None,
         losses: list[float] | None = None,
         doubling: Doubling | None = None,
         cls: type[GuidePosterior] = GuidePosterior,
     ) -> GuidePosterior:
-        """The posterior of a guide whose parameters alone the engine fitted.
-
-        Args:
-            guide: The guide.
-            saves: The checkpoint of the run.
-            options: As they are told.
-            method: Name of what it is, by default the engine's.
-            losses: Minus the objective at each step.
-            doubling: What the second half of the run gained.
-            cls: Kind of posterior.
-        """
-        provenance = self.provenance(
-            saves,
-            method=method or self.engine,
-            options=options,
-            num_parameters=sum(p.numel() for p in guide.parameters()),
-            losses=losses,
-            doubling=doubling,
-        )
+        """The posterior of a guide, of the kind ``cls``; see the base class."""
+        how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
+        provenance = self._of_guide(guide, saves, options, method=method, **how)
         return cls(self.program, guide, provenance)
 
 
@@ -221,8 +275,34 @@ class CallProblem(Facts):
         """
         return self._joint
 
+    @property
+    def num_rows(self) -> int:
+        """One: the call itself, of which the joint holds the arguments."""
+        return 1
+
+    def batches(self, size: int | None) -> Batches:
+        """The call again and again, as a row of zeros that stands for it."""
+        row = self.joint.initial.new_zeros(1)
+        return Minibatches(Batch(row, row.clone()), size, self.seed)
+
     def draws_posterior(
         self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
     ) -> CallDraws:
         """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
         return CallDraws(self.joint, z, provenance, sample_stats=stats)
+
+    def guide_posterior(
+        self,
+        guide: Guide,
+        saves: Checkpoint,
+        options: dict[str, Any],
+        *,
+        method: str | None = None,
+        num_parameters: int | None = None,
+        losses: list[float] | None = None,
+        doubling: Doubling | None = None,
+    ) -> CallGuide:
+        """The posterior of a guide; see the base class."""
+        how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
+        provenance = self._of_guide(guide, saves, options, method=method, **how)
+        return CallGuide(self.joint, guide, provenance)

@@ -14,7 +14,6 @@ from tqdm.auto import tqdm
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.infer.batches import Batches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
-from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.site_posterior import SitePosterior
@@ -121,8 +120,13 @@ class Run(ABC, Generic[P]):
         """Go to a state of a run of the same options; see ``Resumable``."""
 
     @abstractmethod
-    def posterior(self, problem: Problem, saves: Checkpoint) -> P | None:
-        """The posterior by what the run has reached; None where there is none yet."""
+    def posterior(self, problem: Any, saves: Checkpoint) -> P | None:
+        """The posterior by what the run has reached; None where there is none yet.
+
+        Args:
+            problem: What the run is about, of the kind that its engine serves.
+            saves: Its checkpoint.
+        """
 
     def reached(self) -> tuple[int, float | None]:
         """Number of steps done, and the objective where there is one."""

@@ -16,16 +16,16 @@ from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoMultivariateNorma
 from pyro_bnn.infer.inputs import G, Init, new_guide
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.starting_points import check_posterior, one_start, starting_points
-from pyro_bnn.posterior.posterior import Posterior
+from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.priors.from_posterior import gaussian_of
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.joint import Joint
 
 MOMENT_DRAWS = 10_000  # most draws that moments are taken of
 MOMENT_NUMBERS = 1 << 26  # and most numbers in them
 
 
-def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
+def start_guide(guide: Guide, program: Joint, init: Init, seed: int) -> None:
     """Start a guide, and the model's point-estimated parameters, where ``init`` says.
 
     A network and values of sites give the means, and the scales stay at their start; so does
@@ -46,7 +46,7 @@ def start_guide(guide: Guide, program: Program, init: Init, seed: int) -> None:
     """
     if init is None:
         return
-    if isinstance(init, Posterior):
+    if isinstance(init, SitePosterior):
         check_posterior(program, init)
         _start_at_posterior(guide, init, seed)
     else:
@@ -62,7 +62,7 @@ def started(make: Callable[[Model], G], problem: Problem) -> G:
     return guide
 
 
-def starting_mean(program: Program, init: Init, seed: int) -> Tensor:
+def starting_mean(program: Joint, init: Init, seed: int) -> Tensor:
     """Where a Gaussian that has no guide yet is centred ``[P]``.
 
     The centre of a guide's posterior, a draw of another one, a network, or values of sites; what
@@ -78,13 +78,13 @@ def starting_mean(program: Program, init: Init, seed: int) -> Tensor:
         SiteError: If it is of another model.
     """
     other = getattr(init, "guide", None)
-    if isinstance(init, Posterior) and isinstance(other, Guide):
+    if isinstance(init, SitePosterior) and isinstance(other, Guide):
         check_posterior(program, init)
         return other.centre().to(program.initial)
     return starting_points(program, init, 1, seed, default=one_start(program, seed))[0]
 
 
-def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:
+def _start_at_posterior(guide: Guide, init: SitePosterior, seed: int) -> None:
     other = getattr(init, "guide", None)
     if isinstance(other, Guide) and guide.copy_from(other):
         return
@@ -103,7 +103,7 @@ def _start_at_posterior(guide: Guide, init: Posterior, seed: int) -> None:
         guide.set_sds(torch.where(sds > 0, sds, _scales(guide)))
 
 
-def _moments(init: Posterior, seed: int) -> tuple[Tensor, Tensor | None]:
+def _moments(init: SitePosterior, seed: int) -> tuple[Tensor, Tensor | None]:
     """Mean ``[P]`` of a posterior, and its sds ``[P]`` where it has any."""
     other = getattr(init, "guide", None)
     with torch.no_grad():

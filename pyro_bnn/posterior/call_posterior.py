@@ -16,10 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Call
+from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import storage
+from pyro_bnn.posterior.guide_draws import GuideDraws
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.posterior.stored_draws import StoredDraws
+from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.program.handlers import Model, is_point, predicted
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import derived_seed, empty_store, isolated
@@ -45,7 +48,7 @@ class CallPosterior(SitePosterior):
     @property
     def call(self) -> Call:
         """The arguments that the model was run on."""
-        return Call(*self.program.args, **self.program.kwargs)
+        return self.program.call
 
     def count(self, num_samples: int | None) -> int:
         """The number of draws asked for; for None all that are stored, as ``MCMC`` of Pyro has."""
@@ -81,6 +84,30 @@ class CallPosterior(SitePosterior):
         """Log p(z_s, observed values) ``[S]`` in unconstrained coordinates, with Jacobian."""
         blocks = self.in_blocks(self.count(num_samples), seed).blocks()
         return torch.cat([self._over(self.program.log_joint, z) for z in blocks])
+
+    @isolated()
+    def densities(
+        self, num_samples: int | None = None, seed: int = 0
+    ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """Log p(z_s, observed values) and log q(z_s), each ``[S]``, in the same coordinates.
+
+        Raises:
+            SiteError: If the posterior has no density q.
+        """
+        return self.log_joint(num_samples, seed), self.log_q(num_samples, seed)
+
+    @isolated()
+    def elbo(self, num_samples: int | None = None, seed: int = 0) -> tuple[float, float]:
+        """ELBO in nats and its Monte Carlo standard error.
+
+        It is the mean of log p(z, observed values) - log q(z) over draws of q.
+
+        Raises:
+            OptionError: If ``num_samples`` is 1, which has no standard error.
+            SiteError: If the posterior has no ELBO: no density q, or a prior without density.
+        """
+        self._require_elbo(num_samples)
+        return estimated_elbo(*self.densities(num_samples, seed))
 
     @isolated()
     def log_likelihood(
@@ -207,9 +234,6 @@ class CallPosterior(SitePosterior):
         provenance = replace(self.provenance, nature=self.nature)
         storage.save_call(Path(path), self.program, self.params, provenance, self._contents())
 
-    def _contents(self) -> dict[str, Any]:
-        raise NotImplementedError
-
     @staticmethod
     @isolated()
     def load(path: str | Path, model: Model) -> CallPosterior:
@@ -286,8 +310,23 @@ class CallDraws(StoredDraws, CallPosterior, kind="call draws"):
         super().__init__(program, z, provenance, sample_stats=sample_stats, log_q=log_q)
 
     def _stats_of(self, num_samples: int, seed: int) -> dict[str, NDArray[Any]]:
+        """See the base class."""
         chosen = self.chosen(num_samples, seed).numpy()
         return {name: value[:, chosen] for name, value in self.sample_stats.items()}
+
+
+class CallGuide(GuideDraws, CallPosterior, kind="call guide"):
+    """A trained guide of any model; see :class:`~.guide_draws.GuideDraws` for its arguments."""
+
+    def __init__(self, program: Joint, guide: Guide, provenance: Provenance) -> None:
+        super().__init__(program, guide, provenance)
+
+    def _stats_of(self, num_samples: int, seed: int) -> dict[str, NDArray[Any]]:
+        """Log joint and log q of the draws, as of any approximation; see the base class."""
+        if not self.has_log_prob:
+            return {}
+        log_p, log_q = self.densities(num_samples, seed)
+        return {"log_p": _on_host(log_p)[None], "log_q": _on_host(log_q)[None]}
 
 
 def _joined(parts: Sequence[Values], num_chains: int | None) -> Values:

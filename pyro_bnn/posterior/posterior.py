@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, cast, check_finite
-from pyro_bnn.errors import OptionError, OutputError, ShapeError, SiteError
+from pyro_bnn.errors import OptionError, ShapeError
 from pyro_bnn.memory import GIB
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.provenance import Provenance
@@ -33,8 +33,6 @@ from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch, Params
-
-DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -244,13 +242,7 @@ class Posterior(SitePosterior):
             OptionError: If ``num_samples`` is 1, which has no standard error.
             SiteError: If the posterior has no ELBO: no density q, or a prior without density.
         """
-        if self.count(num_samples) < 2:
-            raise OptionError("the standard error of the ELBO needs num_samples of at least 2")
-        if improper := sorted(self.program.latents.improper):
-            raise SiteError(
-                f"there is no ELBO under the flat prior of {', '.join(improper)}, which has no "
-                "density"
-            )
+        self._require_elbo(num_samples)
         return estimated_elbo(*self.densities(data, num_samples, seed))
 
     # Export
@@ -333,22 +325,6 @@ class Posterior(SitePosterior):
         """
         provenance = replace(self.provenance, nature=self.nature)
         storage.save(Path(path), self.program, self.params, provenance, self._contents())
-
-    def _contents(self) -> dict[str, Any]:
-        """What its file holds beside its model: draws, unless a subclass has more to keep.
-
-        Raises:
-            OutputError: If draws are not all of it.
-        """
-        if self.program.member_params:
-            raise OutputError(
-                f"cannot save a {self.method}, whose class is not of this package and whose draws "
-                f"have values of their own of {', '.join(self.program.member_params)}"
-            )
-        count = self.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
-        z = self.unconstrained(count, group_by_chain=True)
-        log_q = self.log_q(count) if self.has_log_prob else None
-        return storage.draws_contents(z, log_q, self.sample_stats)
 
     @staticmethod
     @isolated()

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.checks import plain
-from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.errors import OptionError, OutputError, SiteError
 from pyro_bnn.guides.guide import ELBO
 from pyro_bnn.models.description import describe
+from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.draws import Draws
@@ -22,6 +23,7 @@ from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import isolated
 
 NUM_SAMPLES = 1_000  # draws by default
+DRAWS_OF_UNKNOWN_GUIDES = 1_000  # stored in the file of a guide whose class is not of this package
 
 
 class SitePosterior(ABC):
@@ -231,6 +233,34 @@ class SitePosterior(ABC):
             f"{self.method} has no density q(z): {self.count(num_samples)} draws of seed {seed} "
             "have no log_q"
         )
+
+    def _require_elbo(self, num_samples: int | None) -> None:
+        """Check that so many draws make an ELBO and its error."""
+        if self.count(num_samples) < 2:
+            raise OptionError("the standard error of the ELBO needs num_samples of at least 2")
+        if improper := sorted(self.program.latents.improper):
+            raise SiteError(
+                f"there is no ELBO under the flat prior of {', '.join(improper)}, which has no "
+                "density"
+            )
+
+    # Its file
+
+    def _contents(self) -> dict[str, Any]:
+        """What its file holds beside its model: draws, unless a subclass has more to keep.
+
+        Raises:
+            OutputError: If draws are not all of it.
+        """
+        if self.program.member_params:
+            raise OutputError(
+                f"cannot save a {self.method}, whose class is not of this package and whose draws "
+                f"have values of their own of {', '.join(self.program.member_params)}"
+            )
+        count = self.num_stored_draws or DRAWS_OF_UNKNOWN_GUIDES
+        z = self.unconstrained(count, group_by_chain=True)
+        log_q = self.log_q(count) if self.has_log_prob else None
+        return storage.draws_contents(z, log_q, self.sample_stats)
 
     def _repr_html_(self) -> str:
         """How it came about, as a notebook shows it."""

@@ -169,8 +169,9 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         )
     require_version(document, 1, path)
     try:
-        expect(document, {**CALL_SCHEMA, **OF_DRAWS}, "it")
-        _check_draws(document)
+        kind = OF_GUIDE if "guide" in document else OF_DRAWS
+        expect(document, {**CALL_SCHEMA, **kind}, "it")
+        _check_guide(document["guide"]) if "guide" in document else _check_draws(document)
         provenance = _provenance(document)
     except (KeyError, TypeError, ValueError) as error:
         what = str(error) if isinstance(error, BNNError) else f"{type(error).__name__}: {error}"
@@ -190,10 +191,10 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         )
     _restore_params(joint, document["params"], path)
     _compare(_densities(joint, joint.params), document["fingerprint"], path)
-    stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
-    z = _draws(document["z"], joint, path)
-    of_draws = {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
-    return "call draws", {"program": joint, "provenance": provenance, **of_draws}
+    contents = {"program": joint, "provenance": provenance}
+    if "guide" in document:
+        return "call guide", {**contents, "guide": _guide(document, joint, path)}
+    return "call draws", contents | _stored(document, joint, path)
 
 
 def _densities(joint: Joint, params: Params) -> Tensor:
@@ -243,9 +244,7 @@ def load(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
         kind = "laplace" if of_laplace else "guide"
         return kind, {**contents, "guide": _guide(document, program, path)}
-    stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
-    contents |= {"z": _draws(document["z"], program, path), "sample_stats": stats}
-    contents |= {"log_q": document.get("log_q")}
+    contents |= _stored(document, program, path)
     if "stages" not in document:
         return "draws", contents
     return "particles", {**contents, "stages": document["stages"]}
@@ -345,6 +344,13 @@ def _program(model: Model, document: Document, path: Path) -> Program:
         ) from error
 
 
+def _stored(document: Document, program: Joint, path: Path) -> dict[str, Any]:
+    """Draws of a file, their log q and their statistics."""
+    stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
+    z = _draws(document["z"], program, path)
+    return {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
+
+
 def _draws(z: Tensor, program: Joint, path: Path) -> Tensor:
     """Draws where and as the model computes, or as they are where they stay in the file."""
     if z.shape[-1] != program.num_latents:
@@ -355,7 +361,7 @@ def _draws(z: Tensor, program: Joint, path: Path) -> Tensor:
     return z if z.nbytes > memory.STORED_DRAWS else z.to(program.initial)
 
 
-def _guide(document: Document, program: Program, path: Path) -> Guide:
+def _guide(document: Document, program: Joint, path: Path) -> Guide:
     """The guide of a file, whose parameters are as large as those in the file or it is refused."""
     name, options, state = (document["guide"][key] for key in ("class", "options", "state"))
     cls = Guide.known.get(name)
@@ -368,7 +374,7 @@ def _guide(document: Document, program: Program, path: Path) -> Guide:
         raise FileFormatError(f"{path} is damaged: {type(error).__name__}: {reason}") from error
 
 
-def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Program) -> Guide:
+def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Joint) -> Guide:
     sites = [[site.name, list(site.shape), site.stop - site.start] for site in program.sites]
     if [list(site) for site in state["_extra_state"]["sites"]] != sites:
         raise ValueError(f"its {cls.__name__} is of other sites than its posterior")
@@ -377,8 +383,7 @@ def _rebuilt(cls: type[Guide], options: Document, state: Document, program: Prog
     with memory.AtMost(2 * numbers + SMALL, message):
         guide = cls(program.model, **options)
         guide.load_state_dict(state)
-    guide.setup(program.example.x)
-    guide.to(device=program.device, dtype=program.dtype)
+    guide.set_up_for(program)
     if _plain(guide.options()) != options:
         raise ValueError(f"its {cls.__name__} has options {guide.options()} once it is read")
     return guide

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from pyro_bnn.data import Call
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
@@ -41,7 +42,7 @@ from pyro_bnn.program.model_facts import first_tensor, store_params
 from pyro_bnn.program.prior import flat, prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
-from pyro_bnn.program.terms import GuideLike, Params
+from pyro_bnn.program.terms import Batch, GuideLike, Params
 from pyro_bnn.sites import Site
 
 logger = logging.getLogger("pyro_bnn")
@@ -197,6 +198,22 @@ class Joint:
         """Make ready for the draws of a guide, before its ELBO is captured in a graph."""
         self.member_params = guide.member_params
         self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
+
+    # Arguments
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the arguments are rows of data, as those of a :class:`Program` are."""
+        return False
+
+    @property
+    def call(self) -> Call:
+        """The arguments that guides trace the model with."""
+        return Call(*self.args, **self.kwargs)
+
+    def arguments(self, rows: Batch) -> Sequence[Any]:  # noqa: ARG002
+        """The model's arguments on some rows: here those of the trace, as it has no rows."""
+        return self.args
 
     # Coordinates
 

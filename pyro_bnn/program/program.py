@@ -15,6 +15,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin as Distribution
 from torch import Tensor
 
+from pyro_bnn.data import Call
 from pyro_bnn.errors import DataError, ModelError, ShapeError
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.priors.prior import tensors_of, unvalidated
@@ -149,6 +150,20 @@ class Program(Joint):
             )
         # captured graphs expect this layout
         return Batch(x, y.to(self._y_dtype).contiguous())
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the arguments are rows of data: they are."""
+        return True
+
+    @property
+    def call(self) -> Call:
+        """One row of inputs: guides trace the model without y."""
+        return Call(self.example.x[:1])
+
+    def arguments(self, rows: Batch) -> Sequence[Any]:
+        """The rows, x and y."""
+        return rows
 
     # Densities
 

@@ -35,6 +35,7 @@ from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
+from pyro_bnn.posterior.guide_draws import GuideDraws
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
 from pyro_bnn.posterior.nature import Fault, Nature
@@ -383,15 +384,16 @@ class LaplaceRun(Training):
             "take init=, a trained posterior; a density without bound has no mode"
         )
 
-    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
+    def posterior(self, problem: Any, saves: Checkpoint) -> GuideDraws:
         """The Gaussian; before the last step the point that was reached."""
         if self.approximation is None:
             return super().posterior(problem, saves)
         guide, told = self.approximation
         options = {**asdict(self.engine), "compiled": self.is_compiled, **told}
-        return problem.guide_posterior(
+        found: LaplacePosterior = problem.guide_posterior(
             guide, saves, options, losses=self.losses, cls=LaplacePosterior
         )
+        return found
 
 
 def _log_evidence(mode: PolishedMode, q: Any) -> float:

@@ -12,7 +12,7 @@ from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.paired import FEWEST, MOST, PairedObjective, rows_of_a_pair
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.terms import Batch
 
 SHARE = 0.25  # of the time of the steps so far, that a comparison may take
@@ -25,7 +25,7 @@ LossAt = Callable[[Sequence[Tensor], Sequence[Tensor], Batch, Estimator | None],
 
 def objective_of(
     loss_at: LossAt,
-    program: Program,
+    program: Joint,
     guide: Guide,
     whole: Batch,
     seed: int,

@@ -13,7 +13,7 @@ from pyro_bnn.checks import check_choice, check_positive, check_positive_int
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.compiling import check_compile
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts
 from pyro_bnn.infer.steps.descent import (
     LEARNING_RATE,
     Descent,
@@ -129,17 +129,16 @@ class SVIOptions(Length):
         """How many steps to expect, where it has to be known before."""
         return min(self.planned_steps, LIKELY_STEPS) if self.ends_by_itself else self.planned_steps
 
-    def rows_a_step(self, guide: object, problem: Problem) -> int | None:
+    def rows_a_step(self, guide: object, problem: Facts) -> int | None:
         """Rows of a step; None for all of them.
 
         A step on 10,000 rows of a small network takes ten times as long as one on 256, and a run
         needs as many of these.
         """
-        num_rows = len(problem.dataset.x)
         takes_all = isinstance(guide, Guide) and guide.needs_all_rows
         if self.batch_size is not None or takes_all or problem.has_own_order:
             return self.batch_size
-        return ROWS_A_STEP if num_rows > MOST_ROWS else None
+        return ROWS_A_STEP if problem.num_rows > MOST_ROWS else None
 
     def starts_of(self, guide: Guide, *, is_new: bool) -> int:
         """Number of starts, of which the best goes on: several of a small guide that is made anew.
@@ -157,7 +156,7 @@ class SVIOptions(Length):
         del options["compiled"]
         return options | {"loc_warmup": self.loc_warmup}
 
-    def check_rows(self, guide: Guide, problem: Problem) -> None:
+    def check_rows(self, guide: Guide, problem: Facts) -> None:
         """Refuse minibatches and draws for each row where the objective has no such estimate."""
         if self.per_example_draws and guide.atoms() is not None:
             raise OptionError(

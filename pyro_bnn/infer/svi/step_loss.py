@@ -12,7 +12,8 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.counted_noise import make_key, normal
 from pyro_bnn.infer.svi.estimators.by_name import make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.elbo import elbo
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class StepLoss:
     """
 
     def __init__(
-        self, svi: SVIOptions, program: Program, guide: Guide, names: Sequence[str], seed: int
+        self, svi: SVIOptions, program: Joint, guide: Guide, names: Sequence[str], seed: int
     ) -> None:
         self.program, self.guide, self.names = program, guide, names
         self.generator = torch.Generator(program.device).manual_seed(seed + 1)
@@ -107,14 +108,15 @@ class StepLoss:
         """The loss at given noise; then minus the ELBO, and the loss's sampled part."""
         params = dict(zip(self.names, variables, strict=True))
         first, *of_rows = noise
-        terms = self.program.elbo(self.guide, params, first, rows, estimator, of_rows)
-        elbo = terms.expected_log_likelihood - terms.kl
+        args = self.program.arguments(rows)
+        terms = elbo(self.program, self.guide, params, first, args, estimator, of_rows)
+        bound = terms.expected_log_likelihood - terms.kl
         # The update waits until this part is known to be finite. The closed-form part sums over
         # all parameters: an update that waits for it as well needs a second pass over them.
         sampled = terms.sampled_kl - terms.expected_log_likelihood
         if terms.log_factors is not None:
             sampled = sampled - terms.log_factors
-        return terms.loss(kl_weight), (-elbo, sampled)
+        return terms.loss(kl_weight), (-bound, sampled)
 
     def draw(self, step: int, num_rows: int) -> tuple[Tensor, ...]:
         """All the noise of a step: of the draws of z, then of the estimator's rows, if it has."""
@@ -147,5 +149,6 @@ class StepLoss:
         """Names of the sites at which a draw has a density that is not finite."""
         with torch.no_grad():
             draws = self.guide.make_terms(self._noise_of(noise).flatten(0, -2), density=False).z
-            named = (self.program.non_finite_terms(z, batch, self.program.params) for z in draws)
+            args, params = self.program.arguments(batch), self.program.params
+            named = (self.program.non_finite_terms(z, args, params) for z in draws)
             return next((names for names in named if names), [])

@@ -25,9 +25,9 @@ from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import CallProblem, Facts, Problem
 from pyro_bnn.infer.steps.rounds import advice_on_length
-from pyro_bnn.infer.svi.estimators.by_name import FOR_ALL
+from pyro_bnn.infer.svi.estimators.by_name import AUTO, FOR_ALL
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
 from pyro_bnn.infer.svi.stock import start_stock
 from pyro_bnn.infer.svi.training import Training
@@ -126,18 +126,58 @@ class SVI(SVIOptions, Engine[Posterior]):
 
     def start(self, problem: Problem) -> Start:
         """Make the guide, and start it; see the base class."""
-        own = parameters_of(problem.model)
-        frozen = [name for name, p in own.items() if not p.requires_grad]  # Pyro's store thaws them
+        frozen = _frozen(problem.model)
+        with isolated():
+            guide = make_guide(self.guide, problem.model)
+        if isinstance(guide, Guide):
+            return self._start_guide(guide, problem, frozen)
+        self._check_stock(guide, problem)
+        model = problem.model
+        if module_of(model) is not None:
+            model = copy.deepcopy(model)
+        guide = make_guide(self.guide, model)
+        return start_stock(self, dataclasses.replace(problem, model=model), guide, frozen)
+
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same of any model; see the base class.
+
+        Raises:
+            OptionError: If an option or the guide needs rows.
+        """
+        self._check_call()
+        frozen = _frozen(problem.model)
         with isolated():
             guide = make_guide(self.guide, problem.model)
         if not isinstance(guide, Guide):
-            self._check_stock(guide, problem)
-            model = problem.model
-            if module_of(model) is not None:
-                model = copy.deepcopy(model)
-            guide = make_guide(self.guide, model)
-            return start_stock(self, dataclasses.replace(problem, model=model), guide, frozen)
-        program = problem.program
+            raise OptionError(
+                f"{name_of(guide)} is a guide of stock Pyro, which on a Call is not built: take "
+                "one of pyro_bnn.guides, such as AutoMultivariateNormal, or pyro.infer.SVI"
+            )
+        return self._start_guide(guide, problem, frozen)
+
+    def _check_call(self) -> None:
+        """Refuse what needs rows.
+
+        Raises:
+            OptionError: If an option does.
+        """
+        rows = "needs rows, and a Call has none: leave it at"
+        if self.batch_size is not None:
+            raise OptionError(f"batch_size={self.batch_size} {rows} None")
+        if self.per_example_draws:
+            raise OptionError(f"per_example_draws=True {rows} False")
+        if self.estimator not in FOR_ALL:
+            raise OptionError(f'estimator="{self.estimator}" {rows} "{AUTO}"')
+
+    def _start_guide(self, guide: Guide, problem: Facts, frozen: list[str]) -> Start:
+        """Start a guide of this package.
+
+        Args:
+            guide: The guide.
+            problem: Model and data.
+            frozen: Names of the model's parameters that stay as they are.
+        """
+        program = problem.joint
         for name in frozen:
             program.params[name].requires_grad = False
         is_new = next(guide.parameters(), None) is None
@@ -192,6 +232,11 @@ class SVI(SVIOptions, Engine[Posterior]):
                 "leave them at their defaults, and start the guide with its own init_loc_fn"
             )
         self.warmup_of(guide)
+
+
+def _frozen(model: Model) -> list[str]:
+    """Names of the parameters that stay as they are; to be asked before Pyro's store thaws them."""
+    return [name for name, value in parameters_of(model).items() if not value.requires_grad]
 
 
 def make_guide(spec: GuideSpec, model: Model) -> Any:

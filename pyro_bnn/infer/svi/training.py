@@ -20,7 +20,7 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State, users_code
 from pyro_bnn.infer.compiling import C_TIME, is_compiled
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.steps.rounds import Rounds, ends_of_rounds
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING
@@ -29,8 +29,8 @@ from pyro_bnn.infer.svi.starts import Starts
 from pyro_bnn.infer.svi.step_loss import StepLoss
 from pyro_bnn.infer.svi.training_step import StepInParts, WholeStep
 from pyro_bnn.posterior.doubling import Doubling
-from pyro_bnn.posterior.guide_posterior import GuidePosterior
-from pyro_bnn.program.program import Program
+from pyro_bnn.posterior.guide_draws import GuideDraws
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.terms import Batch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NUM_GRAPHS = 2  # graphs made when a run is resumed: minibatches, and a smaller last one
 
 
-class Training(GradientRun[GuidePosterior]):
+class Training(GradientRun[GuideDraws]):
     """One training run.
 
     Compiled, the whole step is one graph, the optimiser's update in it; else the gradient is, and
@@ -70,7 +70,7 @@ class Training(GradientRun[GuidePosterior]):
     def __init__(
         self,
         svi: SVIOptions,
-        program: Program,
+        program: Joint,
         guide: Guide,
         seed: int,
         *,
@@ -295,18 +295,18 @@ class Training(GradientRun[GuidePosterior]):
             gained = f"{self.doubling.gain:.1f} ± {self.doubling.error:.1f}"
             bar.set_postfix_str(f"{self.objective} {self.smoothed:.1f}, doubling gained {gained}")
 
-    def posterior(self, problem: Problem, saves: Checkpoint) -> GuidePosterior:
+    def posterior(self, problem: Facts, saves: Checkpoint) -> GuideDraws:
         """The guide as it is."""
         self._lay_out(by_column=False)
-        provenance = problem.provenance(
+        return problem.guide_posterior(
+            copy.deepcopy(self.guide),
             saves,
+            self.described(),
             method=self.method,
-            options=self.described(),
             num_parameters=sum(p.numel() for p in self.parameters),
             losses=self.losses,
             doubling=self.doubling_here(self.position),
         )
-        return GuidePosterior(self.program, copy.deepcopy(self.guide), provenance)
 
     def described(self) -> dict[str, Any]:
         """The options, and what became of those that were left open."""

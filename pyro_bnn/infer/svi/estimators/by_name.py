@@ -20,6 +20,7 @@ from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.estimators.input_masks import InputMasks
 from pyro_bnn.infer.svi.estimators.last_layer import LastLayer
 from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 
 EstimatorName: TypeAlias = Literal[
@@ -71,7 +72,7 @@ def _check_name(name: str) -> None:
 
 
 def make_estimator(
-    name: str, program: Program, guide: Guide, *, per_example_draws: bool = False
+    name: str, program: Joint, guide: Guide, *, per_example_draws: bool = False
 ) -> Estimator | None:
     """The estimator of a name, for one model and guide; None for draws of the weights.
 
@@ -82,6 +83,8 @@ def make_estimator(
         OptionError: If it needs another guide.
         SiteError: If it does not serve the model; names the site.
     """
+    if not isinstance(program, Program):  # it has no rows, and no layers whose outputs to draw
+        return None
     if per_example_draws and InputMasks.serves(guide):
         return InputMasks.where_right(program, guide)
     if name == AUTO and not per_example_draws:
