@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.guides.delta import AutoDelta
 from pyro_bnn.guides.guide import ELBO, LOG_JOINT, Drawn, Guide, KLKind
-from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, matching_sites
+from pyro_bnn.guides.parts.blocks import LAST_LAYER, Blocks, layers_of, matching_sites
 from pyro_bnn.program.handlers import Evaluate, Model
 from pyro_bnn.program.latents import Latents, Marginals
 from pyro_bnn.program.terms import GuideTerms
@@ -152,6 +152,13 @@ class AutoComposite(Guide):
         taken: dict[str, str] = {}
         found: list[list[str]] = []
         for key in self._keys:
+            names = [site.name for site in sites]
+            if key == LAST_LAYER and not (self._is_of_rows or any(layers_of(names, self.model))):
+                raise SiteError(
+                    f"the part {key!r} takes the sites of a network's last layer, and there are "
+                    f"{', '.join(names)} of no layers: name sites, as in "
+                    f"parts={{{names[-1]!r}: AutoMultivariateNormal}}"
+                )
             found.append(matching_sites(key, sites, self.model))
             if not found[-1]:
                 raise SiteError(

@@ -75,6 +75,7 @@ class AutoGuideMixture(Guide):
             SiteError: If one does not suit.
         """
         for member in self._guides:
+            member._is_of_rows = self._is_of_rows
             member.setup(*self._args, **self._kwargs)
 
     def make_parameters(self, loc: Tensor) -> None:

@@ -28,8 +28,10 @@ from pyro_bnn.program.handlers import (
     ModelTrace,
     evaluate,
     marked_run,
+    own_rows,
     trace_model,
 )
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.latents import Latents
 from pyro_bnn.program.model_facts import store_params
 from pyro_bnn.program.random_state import isolated, own_generators
@@ -79,6 +81,7 @@ class ModelGuide(AutoGuide):
         self._store: dict[str, tuple[Tensor, constraints.Constraint]] = {}
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
+        self._is_of_rows = True  # whether the arguments are rows of data
         self._shapes: list[tuple[str, list[int], int]] = []  # name, shape, length in z
 
     def make_parameters(self, loc: Tensor) -> None:
@@ -124,6 +127,17 @@ class ModelGuide(AutoGuide):
         with poutine.block():  # a handler around the guide must not see the model's sites
             self._set_up(*args, **kwargs)
 
+    def set_up_for(self, program: Joint) -> None:
+        """The same at a program's arguments; parameters are where and as it computes.
+
+        Raises:
+            SiteError: If the guide does not suit the model, or its state is of another one.
+        """
+        call = program.call
+        self._is_of_rows = program.has_rows
+        self.setup(*own_rows(call.args), **call.kwargs)
+        self.to(device=program.device, dtype=program.dtype)
+
     def _set_up(self, *args: Any, **kwargs: Any) -> None:
         self._args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
         self._kwargs = kwargs
@@ -157,7 +171,8 @@ class ModelGuide(AutoGuide):
 
     def _traced(self) -> ModelTrace:
         """One run of the model, with the arguments of the set-up."""
-        return trace_model(self.model, self._args, self._kwargs, leave_enumerated=True)
+        how: Any = {"leave_enumerated": True, "of_rows": self._is_of_rows}
+        return trace_model(self.model, self._args, self._kwargs, **how)
 
     def _start(self, trace: ModelTrace) -> Tensor:
         """Where z ``[P]`` starts, of a run of the model."""
@@ -199,7 +214,10 @@ class ModelGuide(AutoGuide):
         if is_real(msg["fn"].support):
             return cast(Tensor, msg["value"])
         with own_generators():
-            return cast(Tensor, init_to_median(msg))
+            try:
+                return cast(Tensor, init_to_median(msg))
+            except NotImplementedError:  # a prior without draws, whose value is one to start from
+                return cast(Tensor, msg["value"])
 
     def take_sites(self, sites: Sequence[Site], run: Evaluate) -> None:
         """Be over some of the model's sites alone, as a part of another guide.

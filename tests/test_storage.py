@@ -139,7 +139,7 @@ class OwnGuide(guides.AutoNormal):
 def test_a_guide_of_another_package_is_stored_as_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyro_bnn.posterior.posterior.DRAWS_OF_UNKNOWN_GUIDES", 40)
+    monkeypatch.setattr("pyro_bnn.posterior.site_posterior.DRAWS_OF_UNKNOWN_GUIDES", 40)
     oracle = linear_gaussian()
     posterior = SVI(OwnGuide, num_steps=2).run(oracle.model, (oracle.x, oracle.y), progress=False)
     posterior.save(tmp_path / "own.pt")

@@ -89,7 +89,7 @@ def _compared(run: Training, gain: float, seed: int, *, draws_weights: bool) -> 
             whole,
             seed=seed,
         )
-    most = most_pairs(run.program.num_latents, run.batches, LENGTH)
+    most = most_pairs(run.program, run.batches, LENGTH)
     return Doubling(*paired.gain(before, after, most), LENGTH)
 
 

@@ -23,9 +23,9 @@ from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.posterior.stored_draws import StoredDraws
 from pyro_bnn.predictive.moments import estimated_elbo
-from pyro_bnn.program.handlers import Model, is_point, predicted
+from pyro_bnn.program.handlers import Model, is_point
 from pyro_bnn.program.joint import Joint
-from pyro_bnn.program.random_state import derived_seed, empty_store, isolated
+from pyro_bnn.program.random_state import derived_seed, isolated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,17 +143,13 @@ class CallPosterior(SitePosterior):
         Returns:
             Site name to values ``[S, *shape]``, or ``[C, S/C, *shape]`` by chain.
         """
-        at = self.call if call is None else call
-        latents = self.program.constrain(self.unconstrained(self.count(num_samples), seed))
-        with (
-            isolated(derived_seed(seed, 1)),
-            torch.no_grad(),
-            empty_store(),
-            self.program.snapshot.held(),
-        ):
+        program, draws = self.program, self.draws(num_samples, seed)
+        latents = self._over(program.constrain, draws[:, : program.num_latents])
+        params = (program.split_draw(draw, self.params)[1] or {} for draw in draws)
+        with isolated(derived_seed(seed, 1)), torch.no_grad():
             rows = [
-                predicted(self.model, at, dict(zip(latents, row, strict=True)), anew=call is None)
-                for row in zip(*latents.values(), strict=True)
+                program.predicted(call, dict(zip(latents, row, strict=True)), own)
+                for *row, own in zip(*latents.values(), params, strict=True)
             ]
         values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         return _by_chain(values, self.num_chains if group_by_chain else None)

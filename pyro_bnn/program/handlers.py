@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -412,7 +412,13 @@ class Unobserved(Messenger):
 
 
 def predicted(
-    model: Model, call: Call, latents: Mapping[str, Tensor], *, anew: bool
+    model: Model,
+    call: Call,
+    latents: Mapping[str, Tensor],
+    *,
+    anew: bool,
+    params: Mapping[str, Tensor],
+    store: Mapping[str, tuple[Tensor, constraints.Constraint]],
 ) -> dict[str, Tensor]:
     """Values of all sites but the latent ones, drawn or computed, at one value of each of these.
 
@@ -421,11 +427,21 @@ def predicted(
         call: Its arguments.
         latents: Value of each latent site.
         anew: Whether what the model observes is drawn.
+        params: As :func:`evaluate` takes them.
+        store: As :func:`evaluate` takes them.
     """
-    held = poutine.condition(model, data=dict(latents))
-    with Unobserved(latents) if anew else contextlib.nullcontext():
-        trace = poutine.trace(held).get_trace(*own_rows(call.args), **call.kwargs)
-    nodes: Mapping[str, Any] = trace.nodes
+    of_module, stated = _apart(params, store)
+    values = {name: transform_to(constraint)(u) for name, (u, constraint) in stated.items()}
+    with (
+        empty_store(),
+        _without_registration_warnings(),
+        Unobserved(latents) if anew else contextlib.nullcontext(),
+        poutine.trace() as tracer,
+        poutine.substitute(data=values),
+        poutine.condition(data=dict(latents)),
+    ):
+        _call(model, own_rows(call.args), call.kwargs, of_module)
+    nodes: Mapping[str, Any] = tracer.trace.nodes
     return {
         name: node["value"]
         for name, node in nodes.items()
@@ -507,8 +523,7 @@ def evaluate(
         store: Unconstrained start and constraint of explicit ``pyro.param`` statements.
         output: Replaces the network output f ``[N, F]``, from which y is drawn or scored.
     """
-    of_module = dict(params or {})
-    stated = {name: (of_module.pop(name, start), c) for name, (start, c) in (store or {}).items()}
+    of_module, stated = _apart(params or {}, store or {})
     evaluation = Evaluate(values, stated, output)
     with (
         poutine.block(),  # handlers around the engine are not the model's
@@ -518,16 +533,31 @@ def evaluate(
         _without_registration_warnings(),
         evaluation,
     ):
-        module = module_of(model)
-        named = {} if kwargs is None else dict(kwargs)
-        if module is None or not of_module:
-            model(*args, **named)
-        elif module is model:
-            torch.func.functional_call(module, of_module, args, named)
-        else:
-            inner = {f"module.{name}": value for name, value in of_module.items()}
-            torch.func.functional_call(_Handled(module, model), inner, args, named)
+        _call(model, args, kwargs or {}, of_module)
     return evaluation
+
+
+def _apart(
+    params: Mapping[str, Tensor], store: Mapping[str, tuple[Tensor, constraints.Constraint]]
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, constraints.Constraint]]]:
+    """Values of a module's own parameters, and those of ``pyro.param`` with constraints."""
+    of_module = dict(params)
+    stated = {name: (of_module.pop(name, start), c) for name, (start, c) in store.items()}
+    return of_module, stated
+
+
+def _call(
+    model: Model, args: Sequence[Any], kwargs: Mapping[str, Any], of_module: dict[str, Tensor]
+) -> None:
+    """Call a model, with values in place of its module's parameters and buffers."""
+    module, named = module_of(model), dict(kwargs)
+    if module is None or not of_module:
+        model(*args, **named)
+    elif module is model:
+        torch.func.functional_call(module, of_module, tuple(args), named)
+    else:
+        inner = {f"module.{name}": value for name, value in of_module.items()}
+        torch.func.functional_call(_Handled(module, model), inner, tuple(args), named)
 
 
 def marked_run(

@@ -34,6 +34,7 @@ from pyro_bnn.program.handlers import (
     log_prob,
     marked_run,
     own_rows,
+    predicted,
     total_log_prob,
     trace_model,
 )
@@ -95,6 +96,7 @@ class Joint:
         held_given_latents: Names of the held sites whose density depends on latent sites; then the
             prior of these is not their density given the values.
         is_batched: Whether draws are computed as one batch; False once the model refused that.
+        num_observed: How many numbers the traced run observes, at least 1.
         dtype: Of z.
         device: Where z is.
         snapshot: The model's buffers, priors and modes as they were.
@@ -163,6 +165,8 @@ class Joint:
             if is_plain and (dependent := sites_of_dependent_support(probe)):
                 sites = (replace(s, is_dependent=s.name in dependent) for s in self.sites)
                 self.latents = Latents(tuple(sites))
+            observed = (msg["value"].numel() for msg in probe.observed.values())
+            self.num_observed = max(1, sum(observed))
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
             self.latents.without_draws = without_draws
@@ -441,6 +445,26 @@ class Joint:
     ) -> Evaluate:
         """The model evaluated at z ``[P]``."""
         return self.run(self.latents.in_run(z), args, params)
+
+    def predicted(
+        self, call: Call | None, latents: Mapping[str, Tensor], params: Params
+    ) -> dict[str, Tensor]:
+        """Values of all sites but the latent ones, drawn or computed; see :func:`.predicted`.
+
+        Args:
+            call: The arguments; None for the model's own, of which what it observes is drawn anew.
+            latents: Value of each latent site.
+            params: Values of its point-estimated parameters.
+        """
+        with self.snapshot.held():
+            return predicted(
+                self.model,
+                self.call if call is None else call,
+                latents,
+                anew=call is None,
+                params={**self.snapshot.buffers, **params},
+                store=self._store,
+            )
 
     def _over_draws(
         self,

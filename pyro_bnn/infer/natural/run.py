@@ -207,7 +207,7 @@ class NaturalRun(GradientRun[GuidePosterior]):
             return terms.kl - weight * terms.expected_log_likelihood
 
         judge = objective_of(loss_at, self.program, guide, self._batches.whole, self._seed)
-        most = most_pairs(self.program.num_latents, self._batches, self.step)
+        most = most_pairs(self.program, self._batches, self.step)
         gain, error = judge.gain(list(before.values()), list(after.values()), most)
         return Doubling(gain, error, self.done)
 

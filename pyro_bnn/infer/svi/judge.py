@@ -11,7 +11,13 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, make_estimator
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.infer.svi.paired import FEWEST, MOST, PairedObjective, rows_of_a_pair
+from pyro_bnn.infer.svi.paired import (
+    FEWEST,
+    MOST,
+    NUMBERS_A_ROW,
+    PairedObjective,
+    rows_of_a_pair,
+)
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.terms import Batch
 
@@ -61,21 +67,25 @@ def objective_of(
         estimator=best,
         is_exact=nodes is not None or guide.noise_dim == 0,
         needs_all_rows=needs_all_rows,
+        numbers_a_row=NUMBERS_A_ROW if program.has_rows else NUMBERS_A_ROW + program.num_observed,
     )
 
 
-def most_pairs(num_latents: int, batches: Batches, num_steps: int) -> int:
+def most_pairs(program: Joint, batches: Batches, num_steps: int) -> int:
     """How many pairs of draws a comparison may take: a rule of sizes, so that a seed repeats.
 
     Args:
-        num_latents: Weights P.
+        program: The model as tensor functions; each number that it observes counts as a row where
+            it has no rows.
         batches: Of the steps.
         num_steps: Number of steps so far.
     """
-    num_rows = len(batches.whole.x)
+    num_latents, num_rows = program.num_latents, len(batches.whole.x)
     rows_a_step = batches.size if isinstance(batches, Minibatches) else num_rows
-    step = SECONDS_A_STEP + 6 * rows_a_step * num_latents / PRODUCTS_A_SECOND
     rows = rows_of_a_pair(num_rows)
+    if not program.has_rows:
+        num_rows = rows_a_step = rows = program.num_observed
+    step = SECONDS_A_STEP + 6 * rows_a_step * num_latents / PRODUCTS_A_SECOND
     pair = 8 * rows * num_latents / PRODUCTS_A_SECOND
     if rows < num_rows:
         pair += rows * SECONDS_A_ROW

@@ -57,6 +57,7 @@ class PairedObjective:
         estimator: Of the likelihood term, where it has noise of rows.
         is_exact: Whether noise changes nothing.
         needs_all_rows: Whether the objective is no sum over rows.
+        numbers_a_row: Intermediate numbers for a row and draw, at least.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class PairedObjective:
         estimator: Estimator | None = None,
         is_exact: bool = False,
         needs_all_rows: bool = False,
+        numbers_a_row: int = NUMBERS_A_ROW,
     ) -> None:
         self._objective, self._draw_noise = objective, draw_noise
         self._seed, self._estimator, self._is_exact = seed, estimator, is_exact
         num_rows = len(whole.x)
-        a_row = max(NUMBERS_A_ROW, estimator.row_numbers if estimator else 0)
+        a_row = max(numbers_a_row, estimator.row_numbers if estimator else 0)
         rows = ROWS
         self._parts: tuple[Tensor, ...] = ()
         if rows_of_a_pair(num_rows) < num_rows and not (is_exact or needs_all_rows):

@@ -273,7 +273,7 @@ class Training(GradientRun[GuideDraws]):
 
     def _compared(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Doubling:
         """What the last round gained, on all rows."""
-        most = most_pairs(self.program.num_latents, self.batches, self.step)
+        most = most_pairs(self.program, self.batches, self.step)
         gain, error = self._judge.gain(list(before.values()), list(after.values()), most)
         return Doubling(gain, error, self.position)
 
