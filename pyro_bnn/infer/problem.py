@@ -19,11 +19,12 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import FitData, Init, program_of
-from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide
+from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallParticles
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.nature import Nature
+from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
 from pyro_bnn.program.handlers import Model
@@ -54,6 +55,11 @@ class Facts(ABC):
         """Number of rows that batches are made of."""
 
     @property
+    @abstractmethod
+    def rows(self) -> Batch:
+        """All of them, where and as the joint computes."""
+
+    @property
     def has_own_order(self) -> bool:
         """Whether the data come in the order of a ``DataLoader``, which cannot be replayed."""
         return False
@@ -63,10 +69,20 @@ class Facts(ABC):
         """Batches of so many rows without end, all rows for None; or those of the DataLoader."""
 
     @abstractmethod
+    def prior_draws(self, num_draws: int, seed: int) -> Tensor:
+        """Draws z ``[S, P]`` from the prior."""
+
+    @abstractmethod
     def draws_posterior(
         self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
     ) -> DrawsPosterior | CallDraws:
         """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
+
+    @abstractmethod
+    def particle_posterior(
+        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]], stages: Tensor
+    ) -> ParticlePosterior | CallParticles:
+        """The same of islands of particles, with a row of each temperature ``[n, 10]``."""
 
     @abstractmethod
     def guide_posterior(
@@ -187,9 +203,17 @@ class Problem(Facts):
         return program_of(self.model, self.dataset)
 
     @cached_property
+    def _rows(self) -> Batch:
+        return self.program.batch(self.dataset.x, self.dataset.y)
+
+    @property
     def rows(self) -> Batch:
         """All rows, where and as the program computes."""
-        return self.program.batch(self.dataset.x, self.dataset.y)
+        return self._rows
+
+    def prior_draws(self, num_draws: int, seed: int) -> Tensor:
+        """Draws z ``[S, P]`` from the prior."""
+        return self.program.prior_draws(num_draws, self.rows.x[:1], seed)
 
     @property
     def num_rows(self) -> int:
@@ -221,6 +245,12 @@ class Problem(Facts):
     ) -> DrawsPosterior:
         """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
         return DrawsPosterior(self.program, z, provenance, sample_stats=stats)
+
+    def particle_posterior(
+        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]], stages: Tensor
+    ) -> ParticlePosterior:
+        """The same of islands of particles, with a row of each temperature ``[n, 10]``."""
+        return ParticlePosterior(self.program, z, provenance, sample_stats=stats, stages=stages)
 
     def guide_posterior(
         self,
@@ -280,16 +310,31 @@ class CallProblem(Facts):
         """One: the call itself, of which the joint holds the arguments."""
         return 1
 
-    def batches(self, size: int | None) -> Batches:
-        """The call again and again, as a row of zeros that stands for it."""
+    @property
+    def rows(self) -> Batch:
+        """A row of zeros, which stands for the call."""
         row = self.joint.initial.new_zeros(1)
-        return Minibatches(Batch(row, row.clone()), size, self.seed)
+        return Batch(row, row.clone())
+
+    def batches(self, size: int | None) -> Batches:
+        """The call again and again."""
+        return Minibatches(self.rows, size, self.seed)
+
+    def prior_draws(self, num_draws: int, seed: int) -> Tensor:
+        """Draws z ``[S, P]`` from the prior."""
+        return self.joint.prior_draws(num_draws, seed=seed)
 
     def draws_posterior(
         self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
     ) -> CallDraws:
         """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
         return CallDraws(self.joint, z, provenance, sample_stats=stats)
+
+    def particle_posterior(
+        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]], stages: Tensor
+    ) -> CallParticles:
+        """The same of islands of particles, with a row of each temperature ``[n, 10]``."""
+        return CallParticles(self.joint, z, provenance, sample_stats=stats, stages=stages)
 
     def guide_posterior(
         self,

@@ -19,6 +19,7 @@ from pyro_bnn.data import Call
 from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.guide_draws import GuideDraws
+from pyro_bnn.posterior.particle_draws import ParticleDraws
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.posterior.stored_draws import StoredDraws
@@ -309,6 +310,24 @@ class CallDraws(StoredDraws, CallPosterior, kind="call draws"):
         """See the base class."""
         chosen = self.chosen(num_samples, seed).numpy()
         return {name: value[:, chosen] for name, value in self.sample_stats.items()}
+
+
+class CallParticles(ParticleDraws, CallDraws, kind="call particles"):
+    """Particles of any model; see :class:`~.particle_draws.ParticleDraws` for its arguments."""
+
+    def __init__(
+        self,
+        program: Joint,
+        z: Float[Tensor, "C S P"],
+        provenance: Provenance,
+        *,
+        stages: Float[Tensor, "n 10"],
+        sample_stats: Mapping[str, NDArray[Any]] | None = None,
+        log_q: Float[Tensor, "C S"] | None = None,
+    ) -> None:
+        super().__init__(
+            program, z, provenance, stages=stages, sample_stats=sample_stats, log_q=log_q
+        )
 
 
 class CallGuide(GuideDraws, CallPosterior, kind="call guide"):

@@ -194,7 +194,8 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
     contents = {"program": joint, "provenance": provenance}
     if "guide" in document:
         return "call guide", {**contents, "guide": _guide(document, joint, path)}
-    return "call draws", contents | _stored(document, joint, path)
+    of_draws = "call particles" if "stages" in document else "call draws"
+    return of_draws, contents | _stored(document, joint, path)
 
 
 def _densities(joint: Joint, params: Params) -> Tensor:
@@ -244,10 +245,8 @@ def load(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
         kind = "laplace" if of_laplace else "guide"
         return kind, {**contents, "guide": _guide(document, program, path)}
-    contents |= _stored(document, program, path)
-    if "stages" not in document:
-        return "draws", contents
-    return "particles", {**contents, "stages": document["stages"]}
+    kind = "particles" if "stages" in document else "draws"
+    return kind, contents | _stored(document, program, path)
 
 
 # What a file says
@@ -345,10 +344,11 @@ def _program(model: Model, document: Document, path: Path) -> Program:
 
 
 def _stored(document: Document, program: Joint, path: Path) -> dict[str, Any]:
-    """Draws of a file, their log q and their statistics."""
+    """Draws of a file, their log q, their statistics and, of particles, the stages."""
     stats = {name: value.numpy() for name, value in document["sample_stats"].items()}
     z = _draws(document["z"], program, path)
-    return {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
+    stored = {"z": z, "sample_stats": stats, "log_q": document.get("log_q")}
+    return stored | {name: document[name] for name in ("stages",) if name in document}
 
 
 def _draws(z: Tensor, program: Joint, path: Path) -> Tensor:

@@ -106,9 +106,10 @@ def test_densities_are_those_of_model_and_guide(posterior: CallGuide) -> None:
     assert_close(posterior.log_joint(50), expected)
     z = torch.cat([mu.unsqueeze(-1), theta], -1)
     assert_close(posterior.log_q(50), guide.log_prob(z).detach())
-    stats = posterior.to_arviz(50)["sample_stats"]
-    assert_close(torch.as_tensor(stats["log_p"].values[0]), expected)
-    assert_close(torch.as_tensor(stats["log_q"].values[0]), posterior.log_q(50))
+    tree: Any = posterior.to_arviz(50)
+    log_p, log_q = (torch.tensor(tree[f"sample_stats/{k}"].values[0]) for k in ("log_p", "log_q"))
+    assert_close(log_p, expected)
+    assert_close(log_q, posterior.log_q(50))
     with pytest.raises(OptionError, match="num_samples of at least 2"):
         posterior.elbo(1)
 

@@ -32,12 +32,12 @@ from pyro_bnn.errors import DivergenceError, FileFormatError
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
 from pyro_bnn.infer.mcmc.mass import Mass
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.smc import tempering
 from pyro_bnn.infer.smc.moves import Particles
 from pyro_bnn.infer.steps.starts import stream_seed
-from pyro_bnn.posterior.particle_posterior import STAGES, ParticlePosterior
+from pyro_bnn.posterior.particle_draws import STAGES, ParticleDraws
 
 FIRST = 2  # times the particles are drawn from the prior, and weighed for the first temperature
 CORRELATION = 0.2  # of log likelihoods with those before the moves, at which moves end
@@ -59,7 +59,7 @@ class Settings(NamedTuple):
     target_accept: float
 
 
-class Islands(Run[ParticlePosterior]):
+class Islands(Run[ParticleDraws]):
     """A run of islands, one move of all particles of one at a time.
 
     Args:
@@ -78,7 +78,7 @@ class Islands(Run[ParticlePosterior]):
     def __init__(
         self,
         particles: Particles,
-        problem: Problem,
+        problem: Facts,
         settings: Settings,
         options: Mapping[str, Any],
         phases: Mapping[str, float],
@@ -141,13 +141,13 @@ class Islands(Run[ParticlePosterior]):
 
     def _start_island(self) -> None:
         """Draws from the prior, weighed and resampled for the first temperature."""
-        program, rows, particles = self._problem.program, self._problem.rows, self._particles
+        particles = self._particles
         seed = stream_seed(self._problem.seed, self._island)
         self._generator.manual_seed(seed)
         self._b = self._log_evidence = 0.0
-        count, size = len(particles.z), program.num_latents
+        count, size = particles.z.shape
         self._step_size = size**-0.25
-        pool = program.prior_draws(FIRST * count, rows.x[:1], seed)
+        pool = self._problem.prior_draws(FIRST * count, seed)
         log_likelihoods = []
         for part in pool.split(count):
             particles.z.copy_(part)
@@ -211,7 +211,8 @@ class Islands(Run[ParticlePosterior]):
             self._start_island()
 
     def _nothing_finite(self, z: Tensor) -> str:
-        names = self._problem.program.non_finite_terms(z, self._problem.rows)
+        joint = self._problem.joint
+        names = joint.non_finite_terms(z, joint.arguments(self._problem.rows))
         return (
             f"no draw of {FIRST * len(self._particles.z)} from the prior has a finite density: not "
             f"finite at {', '.join(map(repr, names)) or 'the sum over sites'}; standardise the "
@@ -225,7 +226,7 @@ class Islands(Run[ParticlePosterior]):
 
     # What it has found
 
-    def posterior(self, problem: Problem, saves: Checkpoint) -> ParticlePosterior | None:
+    def posterior(self, problem: Facts, saves: Checkpoint) -> ParticleDraws | None:
         """The draws of the islands that have reached b = 1, and the log evidence by them."""
         if not self._drawn:
             return None
@@ -239,13 +240,11 @@ class Islands(Run[ParticlePosterior]):
             saves,
             method=problem.engine,
             options=options if self.is_done else {**options, "interrupted": True},
-            num_parameters=problem.program.num_latents,
+            num_parameters=problem.joint.num_latents,
             phases={**self._phases, **seconds},
         )
         stats = {"lp": _on_host(lp), "ancestor": ancestor.numpy()}
-        return ParticlePosterior(
-            problem.program, z, provenance, sample_stats=stats, stages=torch.from_numpy(rows)
-        )
+        return problem.particle_posterior(z, provenance, stats, torch.from_numpy(rows))
 
     def show(self, bar: Any) -> None:
         """Move the bar to where the run is; the island and its inverse temperature."""

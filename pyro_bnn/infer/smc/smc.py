@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -17,13 +18,13 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.compiling import C_TIME, check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import CallProblem, Facts, Problem
 from pyro_bnn.infer.smc.moves import Densities, Particles
 from pyro_bnn.infer.smc.run import Islands, Settings
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.terms import Batch
 
 TYPICAL_STEPS = 1_000  # leapfrog steps of a particle
@@ -128,16 +129,28 @@ class SMC(Engine[ParticlePosterior]):
             OptionError: If ``init`` has no effect.
             SiteError: If nothing can be drawn from the prior of a site.
         """
+        return self._start_of(problem)
+
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same of any model; see the base class.
+
+        Raises:
+            OptionError: If ``init`` has no effect.
+            SiteError: If nothing can be drawn from the prior of a site.
+        """
+        return self._start_of(problem)
+
+    def _start_of(self, problem: Facts) -> Start:
         began = time.perf_counter()
-        _check_prior(problem.program, problem.engine)
+        _check_prior(problem.joint, problem.engine)
         _take_values(problem)
         problem.warn_of_held_parameters()
         make = functools.partial(self._run, problem, began)
         return Start(problem, asdict(self), make)
 
-    def _run(self, problem: Problem, began: float, saves: Checkpoint) -> Islands:
+    def _run(self, problem: Facts, began: float, saves: Checkpoint) -> Islands:
         """The run, its step captured or compiled; on the path of the run that is resumed."""
-        program, rows = problem.program, problem.rows
+        program, rows = problem.joint, problem.rows
         path, is_over = saves.compile_path, saves.is_complete
         size = self.num_particles * program.num_latents
         count = self.num_islands * TYPICAL_STEPS
@@ -150,7 +163,7 @@ class SMC(Engine[ParticlePosterior]):
             self.num_particles,
             program.initial,
             f"the {problem.engine} step of {model_name(program.model)}",
-            num_rows=len(rows.x),
+            num_rows=len(rows.x) if program.has_rows else program.num_observed,
             captured=path != "eager" and not is_over,
             apart=apart if path is None else path == "apart",
             compiled=compiled if path is None else path in ("apart", "compiled"),
@@ -164,36 +177,60 @@ class SMC(Engine[ParticlePosterior]):
         return Islands(particles, problem, settings, asdict(self), {} if is_over else phases)
 
 
-def densities_of(program: Program) -> Densities:
-    """Log likelihood and log prior of a program, its point-estimated parameters held."""
+def densities_of(program: Joint) -> Densities:
+    """Log likelihood and log prior of a model, its point-estimated parameters held."""
     params = {name: value.detach() for name, value in program.params.items()}
 
     def densities(z: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return program.log_densities(z, Batch(x, y), params)
+        return program.log_densities(z, program.arguments(Batch(x, y)), params)
 
     return densities
 
 
-def _check_prior(program: Program, engine: str) -> None:
+def _check_prior(program: Joint, engine: str) -> None:
     """Refuse a prior that particles cannot be drawn from.
 
     Raises:
-        SiteError: If it is improper, or has the density of a held value that depends on z.
+        SiteError: If it is improper, is scaled or masked, or has the density of a held value that
+            depends on z.
     """
-    if improper := sorted(program.latents.improper):
+    latents = program.latents
+    if improper := sorted(latents.improper):
         raise SiteError(
             f"{engine} starts at draws from the prior, and none can be made from the flat one of "
             f"{', '.join(improper)}: give it a proper one, such as pyro_bnn.priors.Normal(), or "
             "take NUTS"
         )
-    if tied := sorted(program.held_given_latents):
+    if undrawn := sorted(latents.without_draws):
+        raise SiteError(
+            f"{engine} starts at draws from the prior, and that of {', '.join(undrawn)} has a "
+            "density alone: take NUTS"
+        )
+    messages = program.run_at(program.initial).latent
+    if scaled := sorted(name for name, msg in messages.items() if _is_scaled(msg)):
+        raise SiteError(
+            f"{engine} starts at draws from the prior, and the density of {', '.join(scaled)} is "
+            "another one under poutine.scale or poutine.mask: put the handler around what is "
+            "observed alone, or take NUTS"
+        )
+    tied = sorted(program.held_given_latents)
+    if tied and program.has_rows:  # else what is held is observed
         raise SiteError(
             f"{engine} starts at draws from the prior, and there are none given the value at which "
             f"{', '.join(tied)} is held, as its density depends on other sites: take NUTS"
         )
 
 
-def _take_values(problem: Problem) -> None:
+def _is_scaled(msg: Mapping[str, Any]) -> bool:
+    """Whether a site's density is not that of its draws."""
+    scale, mask = msg["scale"], msg["mask"]
+    is_one = isinstance(scale, int | float) and scale == 1
+    is_masked = isinstance(msg["fn"], dist.MaskedDistribution)
+    is_masked |= not (mask is None or mask is True)
+    return not is_one or is_masked
+
+
+def _take_values(problem: Facts) -> None:
     """Take the values of point-estimated parameters from ``init``.
 
     Raises:
@@ -201,10 +238,10 @@ def _take_values(problem: Problem) -> None:
     """
     if problem.init is None:
         return
-    if not problem.program.params:
+    if not problem.joint.params:
         raise OptionError(
             f"init would have no effect on {problem.engine}, whose particles start at draws from "
             "the prior: leave it"
         )
     with torch.no_grad():
-        starting_points(problem.program, problem.init, 1, problem.seed)
+        starting_points(problem.joint, problem.init, 1, problem.seed)
