@@ -25,6 +25,8 @@ _MODULES = {
     "boost": "infer.svi.boosting",
     "compare": "report",
     "description_length": "infer.svi.estimators.analytic",
+    "from_guide": "infer.existing",
+    "from_mcmc": "infer.existing",
     "mc_dropout": "infer.mc_dropout",
     "prior_predictive": "diagnostics.simulation.prior_predictive",
     "stack_chains": "diagnostics.stacked_chains",
@@ -74,6 +76,8 @@ __all__ = [
     "data",
     "description_length",
     "diagnostics",
+    "from_guide",
+    "from_mcmc",
     "guides",
     "infer",
     "layers",
@@ -133,6 +137,7 @@ if TYPE_CHECKING:
         Vadam,
     )
     from pyro_bnn.infer.checkpoints.interrupts import Interrupted
+    from pyro_bnn.infer.existing import from_guide, from_mcmc
     from pyro_bnn.infer.mc_dropout import mc_dropout
     from pyro_bnn.infer.svi.boosting import boost
     from pyro_bnn.infer.svi.estimators.analytic import description_length

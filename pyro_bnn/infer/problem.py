@@ -74,9 +74,13 @@ class Facts(ABC):
 
     @abstractmethod
     def draws_posterior(
-        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
+        self,
+        z: Tensor,
+        provenance: Provenance,
+        stats: Mapping[str, NDArray[Any]],
+        log_q: Tensor | None = None,
     ) -> DrawsPosterior | CallDraws:
-        """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
+        """Draws ``[C, S, P]``, with statistics ``[C, S]`` of chains, or log q ``[C, S]``."""
 
     @abstractmethod
     def particle_posterior(
@@ -241,10 +245,14 @@ class Problem(Facts):
         return of_data(self.dataset)
 
     def draws_posterior(
-        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
+        self,
+        z: Tensor,
+        provenance: Provenance,
+        stats: Mapping[str, NDArray[Any]],
+        log_q: Tensor | None = None,
     ) -> DrawsPosterior:
-        """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
-        return DrawsPosterior(self.program, z, provenance, sample_stats=stats)
+        """Draws ``[C, S, P]``, with statistics ``[C, S]`` of chains, or log q ``[C, S]``."""
+        return DrawsPosterior(self.program, z, provenance, sample_stats=stats, log_q=log_q)
 
     def particle_posterior(
         self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]], stages: Tensor
@@ -325,10 +333,14 @@ class CallProblem(Facts):
         return self.joint.prior_draws(num_draws, seed=seed)
 
     def draws_posterior(
-        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]]
+        self,
+        z: Tensor,
+        provenance: Provenance,
+        stats: Mapping[str, NDArray[Any]],
+        log_q: Tensor | None = None,
     ) -> CallDraws:
-        """Draws ``[C, S, P]`` of chains, with statistics ``[C, S]``."""
-        return CallDraws(self.joint, z, provenance, sample_stats=stats)
+        """Draws ``[C, S, P]``, with statistics ``[C, S]`` of chains, or log q ``[C, S]``."""
+        return CallDraws(self.joint, z, provenance, sample_stats=stats, log_q=log_q)
 
     def particle_posterior(
         self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]], stages: Tensor

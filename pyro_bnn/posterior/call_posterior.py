@@ -156,12 +156,19 @@ class CallPosterior(SitePosterior):
         return _by_chain(values, self.num_chains if group_by_chain else None)
 
     def summary(self, num_samples: int | None = None, seed: int = 0) -> pd.DataFrame:
-        """Mean, sd, intervals, ESS, R-hat and MCSE of each number of each site, by ArviZ."""
+        """Mean, sd, intervals, ESS, R-hat and MCSE of each number of each site, by ArviZ.
+
+        Of an approximation mean, sd and intervals alone: its draws are independent, and R-hat and
+        ESS would say nothing of how good it is.
+        """
         from pyro_bnn import arviz_io
 
         values = self.sample(num_samples, seed, group_by_chain=True)
         groups = {"posterior": {name: _on_host(value) for name, value in values.items()}}
-        return arviz_io.summary(arviz_io.datatree(groups))
+        table = arviz_io.summary(arviz_io.datatree(groups))
+        if self.nature is not None and self.nature.kind in ("approximation", "point"):
+            table = table[["mean", "sd", "eti89_lb", "eti89_ub"]]
+        return table
 
     @isolated()
     def to_arviz(
@@ -210,7 +217,14 @@ class CallPosterior(SitePosterior):
         }
         arrays["observed_data"] = {name: _on_host(msg["value"]) for name, msg in observed.items()}
         arrays["constant_data"] = self._constants(observed)
-        if stats := self._stats_of(self.count(num_samples), seed):
+        stats = self._stats_of(self.count(num_samples), seed)
+        if self.has_log_prob:  # of an approximation, by which arviz_io.loo_approximate weights
+            densities = {"log_p": self.log_joint, "log_q": self.log_q}
+            stats |= {
+                name: _on_host(density(num_samples, seed)).reshape(self.num_chains, -1)
+                for name, density in densities.items()
+            }
+        if stats:
             arrays["sample_stats"] = stats
         facts = {name: getattr(self, name) for name in ("method", "engine", "options", "seed")}
         facts |= {"wall_time": self.wall_time, "draws_seed": seed}

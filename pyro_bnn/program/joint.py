@@ -203,6 +203,11 @@ class Joint:
         self.member_params = guide.member_params
         self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
 
+    @property
+    def stated_params(self) -> tuple[str, ...]:
+        """Names of the parameters by ``pyro.param``, whose values Pyro's parameter store has."""
+        return tuple(self._store)
+
     # Arguments
 
     @property
@@ -286,6 +291,13 @@ class Joint:
             return fn(z)
         found = fn(z.flatten(0, -2))
         return cast(T, tree_map(lambda value: value.unflatten(0, z.shape[:-1]), found))
+
+    def log_abs_det_jacobian(self, z: Tensor) -> Tensor:
+        r""":math:`\log|\det J(z)|` ``[...]`` of the map from z ``[..., P]`` to all values."""
+        if self.latents.dependent:  # a run alone tells their supports
+            return self.log_joint(z) - self.log_joint(z, jacobian=False)
+        terms = [site.log_abs_det_jacobian(z) for site in self.sites]
+        return torch.stack(terms).sum(0)
 
     # Densities
 

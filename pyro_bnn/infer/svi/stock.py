@@ -19,6 +19,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # torch does not export it
 
+from pyro_bnn.data import Call
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.handled import parameters_of
 from pyro_bnn.infer.batches import Minibatches
@@ -35,7 +36,7 @@ from pyro_bnn.program.handlers import own_rows, without_validation
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import derived_seed, isolated, own_generators
 from pyro_bnn.program.terms import Batch
-from pyro_bnn.sites import require_sites
+from pyro_bnn.sites import Site, require_sites
 
 if TYPE_CHECKING:
     from pyro_bnn.infer.svi.options import SVIOptions
@@ -180,8 +181,13 @@ class _StockRun(GradientRun[DrawsPosterior]):
                 if name in trained.params and name not in own:  # of pyro.param statements
                     trained.params[name].copy_(value)
         is_mode = isinstance(self.guide, AutoLaplaceApproximation)
-        q = _laplace(self.guide, rows) if is_mode else self.guide
-        z, log_q = _draws(q, rows.x, rows.y, trained, problem.seed)
+        call = Call(*rows)
+        q = laplace_of(self.guide, call) if is_mode else self.guide
+        torch.manual_seed(problem.seed)
+        values, log_q = draws_of_guide(q, call, trained.sites, NUM_DRAWS)
+        z = trained.unconstrain(values)  # [S, P]
+        if log_q is not None:  # density of z, not of the constrained values
+            log_q = (log_q + trained.log_abs_det_jacobian(z)).unsqueeze(0)
         # the optimiser is made at the first step
         rate = self.descent.learning_rate if self.leaves else self.svi.learning_rate
         provenance = problem.provenance(
@@ -192,7 +198,7 @@ class _StockRun(GradientRun[DrawsPosterior]):
             losses=self.losses,
             doubling=self.doubling_here(self.step),
         )
-        return DrawsPosterior(trained, z, provenance, log_q=log_q)
+        return DrawsPosterior(trained, z.unsqueeze(0), provenance, log_q=log_q)
 
     def _chosen(self) -> dict[str, Any]:
         """What became of options that were left open."""
@@ -290,15 +296,15 @@ class _StockRun(GradientRun[DrawsPosterior]):
             self.leaves |= dict.fromkeys(new)
 
 
-def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:
-    """The Gaussian around a trained mode, by the curvature of the log joint of all rows.
+def laplace_of(guide: AutoLaplaceApproximation, call: Call) -> Any:
+    """The Gaussian around a trained mode, by the curvature of the log joint of all data.
 
     Raises:
         DivergenceError: If that is no maximum.
     """
     make: Any = guide.laplace_approximation
     try:
-        return make(*batch)
+        return make(*call.args, **call.kwargs)
     except LinAlgError as error:
         raise DivergenceError(
             "the log joint is not curved downwards where training of AutoLaplaceApproximation "
@@ -306,30 +312,28 @@ def _laplace(guide: AutoLaplaceApproximation, batch: Batch) -> Any:
         ) from error
 
 
-def _draws(
-    guide: Any, x: Tensor, y: Tensor, program: Program, seed: int
-) -> tuple[Tensor, Tensor | None]:
-    """Draws z ``[1, S, P]`` of a trained guide, and log q(z) ``[1, S]`` if q has one."""
-    torch.manual_seed(seed)
+def draws_of_guide(
+    guide: Any, call: Call, sites: Sequence[Site], num_draws: int
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Values ``[S, *shape]`` of the sites at draws of a trained guide, and log q of them ``[S]``.
+
+    Log q is None where q has no density. Draws are from the global generator.
+    """
     rows, log_q, has_density = [], [], True
     with torch.no_grad():
-        for _ in range(NUM_DRAWS):
-            trace = poutine.trace(guide).get_trace(x, y)
-            values = {site.name: trace.nodes[site.name]["value"] for site in program.sites}
-            z = program.unconstrain(values)
-            log_det = sum(site.log_abs_det_jacobian(z) for site in program.sites)
-            rows.append(z)
-            # density of z, not of the constrained values
-            log_q.append(torch.as_tensor(trace.log_prob_sum() + log_det))
-            has_density = has_density and _has_density(trace, program)
-    z = torch.stack(rows).unsqueeze(0)
-    return z, torch.stack(log_q).unsqueeze(0) if has_density else None
+        for _ in range(num_draws):
+            trace = poutine.trace(guide).get_trace(*call.args, **call.kwargs)
+            rows.append([trace.nodes[site.name]["value"] for site in sites])
+            log_q.append(torch.as_tensor(trace.log_prob_sum()))
+            has_density = has_density and _has_density(trace, sites)
+    values = {site.name: torch.stack([row[i] for row in rows]) for i, site in enumerate(sites)}
+    return values, torch.stack(log_q) if has_density else None
 
 
-def _has_density(trace: poutine.Trace, program: Program) -> bool:
+def _has_density(trace: poutine.Trace, sites: Sequence[Site]) -> bool:
     """Whether q has a density: its point masses are maps of as many auxiliary random numbers."""
     nodes: Any = trace.nodes
-    lengths = {site.name: site.stop - site.start for site in program.sites}
+    lengths = {site.name: site.stop - site.start for site in sites}
     fixed = free = 0
     for name in trace.stochastic_nodes:
         is_delta = isinstance(base_distribution(nodes[name]["fn"]), dist.Delta)
