@@ -51,6 +51,11 @@ class CallPosterior(SitePosterior):
         """The arguments that the model was run on."""
         return self.program.call
 
+    @property
+    def observed(self) -> Values:
+        """Values of the observed sites, by name."""
+        return {name: msg["value"] for name, msg in self._observed.items()}
+
     def count(self, num_samples: int | None) -> int:
         """The number of draws asked for; for None all that are stored, as ``MCMC`` of Pyro has."""
         if num_samples is None and self.num_stored_draws is not None:

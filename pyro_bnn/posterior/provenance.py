@@ -28,7 +28,7 @@ class Provenance:
         engine: Name of the engine, such as ``"SVI"``.
         options: The engine's options, JSON-able.
         seed: Seed of the run.
-        wall_time: Duration of the run in seconds, capture included.
+        wall_time: Duration of the run in seconds, capture included; NaN where it is not known.
         num_parameters: Numbers that the run fitted: the guide's and the model's parameters, or P
             for a sampler.
         losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.

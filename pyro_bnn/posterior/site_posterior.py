@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from html import escape
 from typing import Any, ClassVar
@@ -48,7 +49,7 @@ class SitePosterior(ABC):
         engine: Name of the engine.
         options: Options of the engine.
         seed: Seed of the run.
-        wall_time: Duration of the run in seconds.
+        wall_time: Duration of the run in seconds; NaN where it is not known.
         threads: CPU threads of the run; None where it is not known.
         processes: Processes that shared the machine with that of the run, itself included.
         num_parameters: How many numbers the run fitted.
@@ -264,13 +265,14 @@ class SitePosterior(ABC):
 
     def _repr_html_(self) -> str:
         """How it came about, as a notebook shows it."""
+        is_timed = not math.isnan(self.wall_time)
         facts = {
             "method": f"{self.method} by {self.engine}",
             "model": describe(self.model),
             "weights": f"{self.program.num_latents:,}",
             "fitted numbers": f"{self.num_parameters:,}",
             "draws": f"{self.num_stored_draws:,} stored" if self.num_stored_draws else "any number",
-            "time": f"{self.wall_time:.1f} s, seed {self.seed}",
+            "time": f"{self.wall_time:.1f} s, seed {self.seed}" if is_timed else "not known",
             "options": ", ".join(f"{name}={value!r}" for name, value in self.options.items()),
         }
         rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())

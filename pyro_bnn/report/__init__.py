@@ -2,6 +2,7 @@
 
 from pyro_bnn.files.atomic import check_writable
 from pyro_bnn.report.beyond.trust import Trust, trust
+from pyro_bnn.report.calls.compare import CallComparison
 from pyro_bnn.report.compare import Comparison, compare
 from pyro_bnn.report.evaluation.account import Account, account
 from pyro_bnn.report.ladder.reference import reference
@@ -11,6 +12,7 @@ from pyro_bnn.report.splits.run import SplitRun
 
 __all__ = [
     "Account",
+    "CallComparison",
     "Comparison",
     "RepeatedComparison",
     "SplitRun",

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from pyro_bnn.data.dataset import whole_columns
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
+from pyro_bnn.report.calls.compare import CallComparison, compare_calls
 from pyro_bnn.report.comparison import Evaluations
 from pyro_bnn.report.evaluation.distances import (
     as_reference,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pyro_bnn.data.split import Split
+    from pyro_bnn.posterior.call_posterior import CallPosterior
     from pyro_bnn.posterior.protocol import HasDrawCounts, PosteriorLike
     from pyro_bnn.report.plots.figures import Figures
 
@@ -189,15 +191,39 @@ class Comparison(Evaluations):
         return folder
 
 
+@overload
+def compare(
+    posteriors: Mapping[str, CallPosterior],
+    split: None = ...,
+    *,
+    site: str | None = ...,
+    reference: str | None = ...,
+    num_samples: int | None = ...,
+    seed: int = ...,
+) -> CallComparison: ...
+
+
+@overload
 def compare(
     posteriors: Mapping[str, PosteriorLike],
     split: Split,
     *,
+    reference: str | None = ...,
+    num_samples: int | None = ...,
+    seed: int = ...,
+) -> Comparison: ...
+
+
+def compare(
+    posteriors: Mapping[str, Any],
+    split: Split | None = None,
+    *,
+    site: str | None = None,
     reference: str | None = None,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     seed: int = 0,
-) -> Comparison:
-    """Compares posteriors on the held-out rows of one split.
+) -> Comparison | CallComparison:
+    """Compares posteriors on the held-out rows of one split, or those of any Pyro models.
 
     Methods are RANKED by one number only, the held-out log score (log of the mean density over
     draws). A method is behind if some other is better by a test over all pairs at once, with a
@@ -207,22 +233,52 @@ def compare(
     Every method gets the same number of draws, the smallest that all can give; a point estimate
     (MAP) is one draw of the function, an ensemble of K networks K, and they say so.
 
+    Posteriors of any Pyro models, run on a ``data.Call``, have no rows to hold out: without a
+    split their MODELS are ranked by the PSIS leave-one-out score of an observed site, each value
+    left out in turn, by the same test. It is the score of the exact posterior of each model, to
+    which draws of an approximation are reweighted, or none is given. How near a posterior is to the
+    reference is told by the distances of each site that both have.
+
     Args:
         posteriors: Posteriors by the name they shall have in the report.
-        split: Training and test rows in the standardised units of the models.
+        split: Training and test rows in the standardised units of the models; None for posteriors
+            of a ``data.Call``.
+        site: Of these, the observed site; by default the only one that all of them observe.
         reference: Name of the posterior to measure distances to (long NUTS chains), or None.
-        num_samples: Draws of every method, over all chains.
+        num_samples: Draws of every method, over all chains; by default 1,000 on a split, and
+            without one all that are stored.
         seed: Seed of all draws.
 
     Raises:
         OptionError: If there is no posterior, a name is no text, or fewer than one draw is asked
-            for, or than two of what is no point estimate.
+            for, or than two of what is no point estimate; if a split is missing or has no effect,
+            or it is not clear which site is meant.
         UnknownNameError: If ``reference`` is not one of the names; suggests the nearest.
-        DataError: If a held-out log score is NaN.
+        DataError: If a held-out log score is NaN, or models without a split observe other values.
+        SiteError: If a model does not observe the site.
     """
+    if split is None:
+        _require_posteriors(posteriors)
+        return compare_calls(
+            posteriors, site=site, reference=reference, num_samples=num_samples, seed=seed
+        )
+    if site is not None:
+        raise OptionError(
+            f"site={site!r} would have no effect with a split, whose rows are scored: leave one out"
+        )
+    num_samples = 1000 if num_samples is None else num_samples
     return compare_all(
         posteriors, split, {}, reference=reference, num_samples=num_samples, seed=seed
     )
+
+
+def _require_posteriors(posteriors: Mapping[str, object]) -> None:
+    if not posteriors:
+        raise OptionError(
+            "nothing to compare: give posteriors by name, such as "
+            'compare({"mean-field": posterior, "NUTS": reference}, split)'
+        )
+    check_names(posteriors)
 
 
 def compare_all(
@@ -252,12 +308,7 @@ def compare_all(
     Raises:
         DivergenceError: If no method can be evaluated.
     """
-    if not posteriors:
-        raise OptionError(
-            "nothing to compare: give posteriors by name, such as "
-            'compare({"mean-field": posterior, "NUTS": reference}, split)'
-        )
-    check_names(posteriors)
+    _require_posteriors(posteriors)
     if num_samples < 1:
         raise OptionError(f"num_samples must be at least 1, got {num_samples}")
     if reference is not None and reference not in posteriors:

@@ -1,0 +1,1 @@
+"""A comparison of posteriors of any Pyro models, which have neither rows nor f."""
