@@ -29,7 +29,17 @@ ROOMS = (
 )
 FLOOR = {room: floor for floor, room in enumerate(ROOMS)}
 IN_REPORT = (
-    *("evaluation", "verdicts", "tables", "comparison", "plots", "output", "compare", "saved"),
+    *(
+        "evaluation",
+        "verdicts",
+        "calls",
+        "tables",
+        "comparison",
+        "plots",
+        "output",
+        "compare",
+        "saved",
+    ),
     *("ladder", "splits", "beyond"),
 )
 """Parts of the report, as rooms: numbers, what they say, how they are shown, what uses them."""

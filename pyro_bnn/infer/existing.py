@@ -206,7 +206,7 @@ def from_guide(
                 "store, so that their trained values are lost: call this before "
                 "pyro.clear_param_store(), or load the store that was saved"
             )
-        call = data if isinstance(data, Call) else Call(*problem.rows)  # type: ignore[union-attr]
+        call = data if isinstance(data, Call) else Call(*problem.rows)
         with _with_store(store):
             num_parameters = _require_trained(guide, name, call, joint, store)
             is_mode = isinstance(guide, AutoLaplaceApproximation)

@@ -14,6 +14,8 @@ from torch.fx import Node
 from pyro_bnn.capture.c.operations import C_TYPES, SUFFIXES, aten
 from pyro_bnn.errors import CaptureError
 
+DEEPEST = 32  # operations in one expression
+
 
 class Index(NamedTuple):
     """A place along a dimension: a number and multiples of variables."""
@@ -181,6 +183,26 @@ def readers_of(node: Node) -> list[Node]:
         else:
             found += [user] * sum(a is node for a in user.all_input_nodes)
     return found
+
+
+def stored_of(nodes: Sequence[Node]) -> dict[Node, bool]:
+    """Whether each node that could be computed where it is read is stored all the same."""
+    is_stored: dict[Node, bool] = {}
+    depths: dict[Node, int] = {}  # of the expression that a node is where it is read
+    for node in nodes:
+        depth = 1 + max((depths[source] for source in node.all_input_nodes), default=0)
+        is_named = node.op != "call_function" or numel(node) <= 1
+        is_stored[node] = not (is_named or is_view(node) or is_cheap(node)) and (
+            depth > DEEPEST or _is_read_often(node)
+        )
+        is_inner = not (is_named or is_stored[node]) and (is_view(node) or is_elementwise(node))
+        depths[node] = depth if is_inner else 0
+    return is_stored
+
+
+def _is_read_often(node: Node) -> bool:
+    readers = readers_of(node)
+    return len(readers) != 1 or any(numel(reader) > numel(node) for reader in readers)
 
 
 def known(node: Any) -> Any:

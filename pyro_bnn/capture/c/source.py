@@ -35,7 +35,6 @@ from pyro_bnn.capture.c.graph import (
     common_dtype,
     dtype_of,
     index_shape,
-    is_cheap,
     is_elementwise,
     is_range,
     is_view,
@@ -45,9 +44,9 @@ from pyro_bnn.capture.c.graph import (
     numel,
     own_strides,
     packet_of,
-    readers_of,
     require,
     shape_of,
+    stored_of,
     strides_of,
 )
 from pyro_bnn.capture.c.loops import Body, Loops, for_loops
@@ -66,7 +65,6 @@ from pyro_bnn.capture.c.sums import product, reduction, scan
 from pyro_bnn.capture.c.views import view
 
 FUNCTION = "step"
-DEEPEST = 32  # operations in one expression
 
 
 PRELUDE = """\
@@ -163,13 +161,7 @@ class _Writer(Loops):
         self.constants: list[Tensor] = []
         self.pointers: list[str] = []
         self.checked: set[tuple[Node, int]] = set()  # indices, by the size that they are below
-        self.is_stored: dict[Node, bool] = {}
-        depths: dict[Node, int] = {}  # of the expression that a node is where it is read
-        for node in self.nodes:
-            depth = 1 + max((depths[source] for source in node.all_input_nodes), default=0)
-            self.is_stored[node] = self._wants_store(node, depth)
-            is_named = self.is_stored[node] or node.op != "call_function" or numel(node) == 1
-            depths[node] = depth if not is_named and (is_view(node) or is_elementwise(node)) else 0
+        self.is_stored = stored_of(self.nodes)
         for node in reversed(self.nodes):
             self.last[node] = max((self._read_at(user) for user in node.users), default=0)
 
@@ -191,17 +183,6 @@ class _Writer(Loops):
         text = [head, *self.pointers, *where, loop, *self.lines, "  }", "  return 0;", "}", ""]
         special = [code for name, code in SPECIAL.items() if any(name in line for line in text)]
         return Source(PRELUDE + "\n".join([FUNCTIONS, *special, *text]), self.constants, num_bytes)
-
-    def _wants_store(self, node: Node, depth: int) -> bool:
-        """Whether a node that could be computed where it is read is stored all the same."""
-        if numel(node) <= 1 or node.op != "call_function" or is_view(node) or is_cheap(node):
-            return False
-        readers = readers_of(node)
-        return (
-            depth > DEEPEST
-            or len(readers) != 1
-            or any(numel(reader) > numel(node) for reader in readers)
-        )
 
     def _read_at(self, user: Node) -> int:
         """Last position at which a node reads its arguments."""
