@@ -29,18 +29,8 @@ ROOMS = (
 )
 FLOOR = {room: floor for floor, room in enumerate(ROOMS)}
 IN_REPORT = (
-    *(
-        "evaluation",
-        "verdicts",
-        "calls",
-        "tables",
-        "comparison",
-        "plots",
-        "output",
-        "compare",
-        "saved",
-    ),
-    *("ladder", "splits", "beyond"),
+    *("evaluation", "verdicts", "tables", "comparison", "plots", "output", "calls", "compare"),
+    *("saved", "ladder", "splits", "beyond"),
 )
 """Parts of the report, as rooms: numbers, what they say, how they are shown, what uses them."""
 MOST_IN_ROOT = 8  # modules

@@ -44,7 +44,13 @@ OF_CHAINS = {
     "divergent": "raise target_accept_prob of its kernel, or use a non-centred prior",
 }
 LONGER = "train the guide by more steps"
-OF_GUIDE = {"unfinished": LONGER, "optimum": f"{LONGER}, or by a lower learning rate"}
+RICHER = "take a guide with correlations, such as AutoMultivariateNormal, or use NUTS"
+OF_GUIDE = {
+    "unfinished": LONGER,
+    "optimum": f"{LONGER}, or by a lower learning rate",
+    "narrow": RICHER,
+    "poor family": RICHER,
+}
 
 
 @overload

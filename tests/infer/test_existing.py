@@ -230,7 +230,7 @@ def rows() -> tuple[Tensor, Tensor]:
     return x, x @ torch.tensor([1.0, -0.5]) + 0.1 * torch.randn(30, generator=generator)
 
 
-@pytest.mark.slow("two runs of stock Pyro and a whole report")
+@pytest.mark.slow("a run by stock Pyro and a report")
 def test_a_network_has_a_posterior_of_rows_and_a_report(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)  # of the model
     data = bnn.data.from_arrays(*rows(), seed=0)

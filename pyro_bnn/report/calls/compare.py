@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAN = float("nan")
+WIDTH = 100  # of a terminal
+INDENT: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False}
 SAME = 1e-6  # relative difference of the densities of one model
 
 
@@ -65,10 +68,13 @@ class CallComparison:
 
     def summary(self) -> str:
         """Tables and verdicts for a terminal."""
-        parts = [_text(self.table), *(f"- {verdict}" for verdict in self.verdicts)]
+        parts = [_shown(self.table).T.to_string()]
         if len(self.distances):
-            parts.insert(1, f"\nAgainst {self.reference}\n{_text(self.distances)}\n")
-        return "\n".join(parts)
+            parts.append(
+                f"Against {self.reference}, in its sds\n{_shown(self.distances).to_string()}"
+            )
+        parts.append("\n".join(textwrap.fill(f"- {v}", WIDTH, **INDENT) for v in self.verdicts))
+        return "\n\n".join(parts)
 
     def __repr__(self) -> str:
         return self.summary()
@@ -76,7 +82,7 @@ class CallComparison:
     def _repr_html_(self) -> str:
         from html import escape
 
-        tables = [t.to_html(float_format=number) for t in (self.table, self.distances) if len(t)]
+        tables = [_shown(table).to_html() for table in (self.table, self.distances) if len(table)]
         items = "".join(f"<li>{escape(verdict)}</li>" for verdict in self.verdicts)
         return f"{''.join(tables)}<ul>{items}</ul>"
 
@@ -251,9 +257,20 @@ def _distances(found: Against) -> pd.DataFrame:
     return table.set_index(["method", "site"]) if rows else table
 
 
-def _text(table: pd.DataFrame) -> str:
-    shown = table.dropna(axis=1, how="all").drop(columns="tied", errors="ignore")
-    return str(shown.to_string(float_format=number, na_rep=""))
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The numbers as text, each with its error; without columns that are blank."""
+    import pandas as pd
+
+    cells = {}
+    for name in table.columns:
+        if str(name).endswith("_se") or name == "tied":
+            continue
+        errors = table.get(f"{name}_se", [NAN] * len(table))
+        cells[name] = [with_error(float(v), e) for v, e in zip(table[name], errors, strict=True)]
+        if name == "r_hat":
+            cells[name] = [number(v, 4) for v in table[name]]  # as its limit needs
+    shown = pd.DataFrame(cells, index=table.index)
+    return shown.loc[:, (shown != "").any()]
 
 
 # Verdicts
@@ -278,7 +295,7 @@ def _verdicts(
             yield (
                 f"{name}: its LOO score is not to be trusted: k-hat is above {number(limit, 2)} at "
                 f"{own.loo.num_bad} of {len(own.loo.khat)} values of {site!r}, up to "
-                f"{number(float(own.loo.khat.max()), 2)}. Refit without these, or leave out folds."
+                f"{number(float(own.loo.khat.max()), 2)}. Refit the model without each of these."
             )
     if reference is not None:
         yield from _of_distances(entries[reference], entries, found)
