@@ -387,10 +387,11 @@ def _unconstrained(joint: Joint, values: Mapping[str, Tensor], whose: str) -> Te
         ].isfinite().all(-1)  # [C, S]
         if bool(bad.any()):
             example = value[bad][0].flatten()[:5].tolist()
+            support = f"{site.support}{', which other sites move' * site.is_dependent}"
             raise SiteError(
-                f"{int(bad.sum())} of {bad.numel()} draws of {site.name!r} are outside of its "
-                f"support {site.support}, on its edge or not finite, such as {example}: pass the "
-                "model that was run"
+                f"{int(bad.sum())} of {bad.numel()} draws of {site.name!r} by {whose} are outside "
+                f"of its support {support}, on its edge or not finite, such as {example}: pass the "
+                "model that it is of"
             )
     return z.detach()
 

@@ -183,7 +183,9 @@ def test_another_model_or_other_data_are_refused_by_name(mcmc: MCMC) -> None:
         bnn.from_mcmc(mcmc, groups, two)
     num_above = int((mcmc.get_samples()["rate"] > 2).sum())
     assert 0 < num_above < 80
-    with pytest.raises(SiteError, match=f"{num_above} of 80 draws of 'rate' are outside"):
+    with pytest.raises(
+        SiteError, match=f"{num_above} of 80 draws of 'rate' by the run of NUTS are outside"
+    ):
         bnn.from_mcmc(mcmc, in_a_range, CALL)
     with pytest.raises(ModelError, match=r"the log joint of wider on these data is .* in the run"):
         bnn.from_mcmc(mcmc, wider, CALL)
@@ -206,7 +208,7 @@ def test_draws_of_no_density_are_refused_by_site(mcmc: MCMC, monkeypatch: Any) -
     with pytest.raises(SiteError, match="1 of 80 draws have no density at 'level', 'seen'"):
         bnn.from_mcmc(mcmc, groups, CALL)
     far["level"][1, 3] = math.nan
-    with pytest.raises(SiteError, match="1 of 80 draws of 'level' are outside"):
+    with pytest.raises(SiteError, match="1 of 80 draws of 'level' by the run of NUTS are outside"):
         bnn.from_mcmc(mcmc, groups, CALL)
     far["level"], far["rate"] = samples["level"], samples["rate"].clone()
     far["rate"][0, 0] = 0.0
@@ -374,7 +376,9 @@ def test_guides_that_do_not_fit_are_refused() -> None:
         del y
         pyro.sample("rate", dist.Normal(-9.0, 1.0), infer={"is_auxiliary": False})
 
-    with pytest.raises(SiteError, match="1000 of 1000 draws of 'rate' are outside of its support"):
+    with pytest.raises(
+        SiteError, match="1000 of 1000 draws of 'rate' by the guide negative are outside"
+    ):
         bnn.from_guide(negative, model, Call(y))
     with pytest.raises(SiteError, match=r"'rate' of shape \(2,\), but"):
         bnn.from_guide(lambda y: pyro.sample("rate", dist.Exponential(y.new_ones(2)).to_event(1)), model, Call(y))  # fmt: skip  # noqa: E501
