@@ -26,7 +26,7 @@ from pyro_bnn.posterior.nature import Fault, Nature, PosteriorKind
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 
-SERVE_CALLS = "NUTS, HMC, MAMS, MCLMC, SVI or SMC"
+SERVE_CALLS = 'NUTS, HMC, MAMS, MCLMC, SVI, SMC or Laplace(curvature="hessian")'
 
 
 class Start(NamedTuple):

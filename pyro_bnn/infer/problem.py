@@ -19,10 +19,11 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import FitData, Init, program_of
-from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallParticles
+from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallLaplace, CallParticles
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
@@ -111,6 +112,12 @@ class Facts(ABC):
             losses: Minus the objective at each step.
             doubling: What the second half of the run gained.
         """
+
+    @abstractmethod
+    def laplace_posterior(
+        self, guide: Guide, saves: Checkpoint, options: dict[str, Any], losses: list[float]
+    ) -> LaplacePosterior | CallLaplace:
+        """That of a Gaussian around a mode; arguments as of :meth:`guide_posterior`."""
 
     def of_data(self) -> dict[str, Any]:
         """What a provenance says of the data."""
@@ -270,12 +277,18 @@ class Problem(Facts):
         num_parameters: int | None = None,
         losses: list[float] | None = None,
         doubling: Doubling | None = None,
-        cls: type[GuidePosterior] = GuidePosterior,
     ) -> GuidePosterior:
-        """The posterior of a guide, of the kind ``cls``; see the base class."""
+        """The posterior of a guide; see the base class."""
         how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
         provenance = self._of_guide(guide, saves, options, method=method, **how)
-        return cls(self.program, guide, provenance)
+        return GuidePosterior(self.program, guide, provenance)
+
+    def laplace_posterior(
+        self, guide: Guide, saves: Checkpoint, options: dict[str, Any], losses: list[float]
+    ) -> LaplacePosterior:
+        """That of a Gaussian around a mode; see the base class."""
+        how: Any = {"method": None, "num_parameters": None, "losses": losses}
+        return LaplacePosterior(self.program, guide, self._of_guide(guide, saves, options, **how))
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,3 +376,10 @@ class CallProblem(Facts):
         how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
         provenance = self._of_guide(guide, saves, options, method=method, **how)
         return CallGuide(self.joint, guide, provenance)
+
+    def laplace_posterior(
+        self, guide: Guide, saves: Checkpoint, options: dict[str, Any], losses: list[float]
+    ) -> CallLaplace:
+        """That of a Gaussian around a mode; see the base class."""
+        how: Any = {"method": None, "num_parameters": None, "losses": losses}
+        return CallLaplace(self.joint, guide, self._of_guide(guide, saves, options, **how))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoMultivariateNormal, Guide
 from pyro_bnn.infer.inputs import G, Init, new_guide
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts
 from pyro_bnn.infer.starting_points import check_posterior, one_start, starting_points
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.priors.from_posterior import gaussian_of
@@ -54,11 +54,11 @@ def start_guide(guide: Guide, program: Joint, init: Init, seed: int) -> None:
     guide.set_member_params(program.params)
 
 
-def started(make: Callable[[Model], G], problem: Problem) -> G:
+def started(make: Callable[[Model], G], problem: Facts) -> G:
     """A new guide of a problem's model, ready for steps, where ``init`` says; see the above."""
-    guide = new_guide(make, problem.program)
-    problem.program.prepare(guide)
-    start_guide(guide, problem.program, problem.init, problem.seed)
+    guide = new_guide(make, problem.joint)
+    problem.joint.prepare(guide)
+    start_guide(guide, problem.joint, problem.init, problem.seed)
     return guide
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallParticles, CallPosterior
+from pyro_bnn.posterior.call_posterior import (
+    CallDraws,
+    CallGuide,
+    CallLaplace,
+    CallParticles,
+    CallPosterior,
+)
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
@@ -14,6 +20,7 @@ from pyro_bnn.posterior.provenance import Provenance
 __all__ = [
     "CallDraws",
     "CallGuide",
+    "CallLaplace",
     "CallParticles",
     "CallPosterior",
     "DrawsPosterior",

@@ -19,6 +19,7 @@ from pyro_bnn.data import Call
 from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.guide_draws import GuideDraws
+from pyro_bnn.posterior.laplace_draws import LaplaceDraws
 from pyro_bnn.posterior.particle_draws import ParticleDraws
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.site_posterior import SitePosterior
@@ -361,6 +362,10 @@ class CallGuide(GuideDraws, CallPosterior, kind="call guide"):
             return {}
         log_p, log_q = self.densities(num_samples, seed)
         return {"log_p": _on_host(log_p)[None], "log_q": _on_host(log_q)[None]}
+
+
+class CallLaplace(LaplaceDraws, CallGuide, kind="call laplace"):
+    """A Gaussian around a mode of any model; see :class:`pyro_bnn.Laplace`."""
 
 
 def _joined(parts: Sequence[Values], num_chains: int | None) -> Values:

@@ -1,19 +1,17 @@
-"""A Gaussian around a mode as a posterior."""
+"""A Gaussian around a mode of a network as a posterior."""
 
 from __future__ import annotations
 
-import math
-
 from pyro_bnn.guides import Guide
-from pyro_bnn.guides.guide import LOG_JOINT
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
+from pyro_bnn.posterior.laplace_draws import LaplaceDraws
 from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.predictive.map_draws import Chunks
 from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 
 
-class LaplacePosterior(GuidePosterior, kind="laplace"):
+class LaplacePosterior(LaplaceDraws, GuidePosterior, kind="laplace"):
     """A Gaussian around a mode; see :class:`pyro_bnn.Laplace`.
 
     With ``predictive="linearised"`` functions, predictions and log likelihoods of rows are those of
@@ -32,18 +30,3 @@ class LaplacePosterior(GuidePosterior, kind="laplace"):
         if option == "linearised" if nature is None else nature.is_linearised:
             self.predictor = LinearisedProgram(program, guide.centre())
             self.chunks = Chunks(self.predictor)
-
-    @property
-    def objective(self) -> str:
-        """What the steps to the mode maximised."""
-        return LOG_JOINT
-
-    @property
-    def log_evidence(self) -> float:
-        """Laplace's approximation of log p(D), nats; NaN where some entries of z are held."""
-        return float(self.options.get("log_evidence", math.nan))
-
-    @property
-    def newton_decrement(self) -> float:
-        """How far, in nats, Newton's next step would still go up."""
-        return float(self.options["newton_decrement"])

@@ -169,8 +169,8 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         )
     require_version(document, 1, path)
     try:
-        kind = OF_GUIDE if "guide" in document else OF_DRAWS
-        expect(document, {**CALL_SCHEMA, **kind}, "it")
+        schema = OF_GUIDE if "guide" in document else OF_DRAWS
+        expect(document, {**CALL_SCHEMA, **schema}, "it")
         _check_guide(document["guide"]) if "guide" in document else _check_draws(document)
         provenance = _provenance(document)
     except (KeyError, TypeError, ValueError) as error:
@@ -193,9 +193,10 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
     _compare(_densities(joint, joint.params), document["fingerprint"], path)
     contents = {"program": joint, "provenance": provenance}
     if "guide" in document:
-        return "call guide", {**contents, "guide": _guide(document, joint, path)}
-    of_draws = "call particles" if "stages" in document else "call draws"
-    return of_draws, contents | _stored(document, joint, path)
+        kind = f"call {_kind_of_guide(provenance)}"
+        return kind, {**contents, "guide": _guide(document, joint, path)}
+    kind = "call particles" if "stages" in document else "call draws"
+    return kind, contents | _stored(document, joint, path)
 
 
 def _densities(joint: Joint, params: Params) -> Tensor:
@@ -241,12 +242,16 @@ def load(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
     _check_fingerprint(program, document["fingerprint"], path)
     contents = {"program": program, "provenance": provenance}
     if "guide" in document:
-        nature = provenance.nature
-        of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
-        kind = "laplace" if of_laplace else "guide"
+        kind = _kind_of_guide(provenance)
         return kind, {**contents, "guide": _guide(document, program, path)}
     kind = "particles" if "stages" in document else "draws"
     return kind, contents | _stored(document, program, path)
+
+
+def _kind_of_guide(provenance: Provenance) -> str:
+    nature = provenance.nature
+    of_laplace = provenance.engine == LAPLACE if nature is None else nature.is_around_a_mode
+    return "laplace" if of_laplace else "guide"
 
 
 # What a file says

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.errors import SiteError
 from pyro_bnn.program.closed_forms import FAMILIES
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 
 NEWTON_STEPS = 50
@@ -84,7 +85,7 @@ class GaussianPrior(NamedTuple):
         return 0.5 * (moment.sum() - len(mean) - self.precision.log().sum() + log_det)
 
 
-def normal_entries(program: Program) -> tuple[Tensor, Tensor]:
+def normal_entries(program: Joint) -> tuple[Tensor, Tensor]:
     """Means and sds ``[P]`` of entries with independent Gaussian priors, NaN at all others."""
     missing = torch.full_like(program.initial, torch.nan)
     loc, scale = missing.clone(), missing.clone()

@@ -13,6 +13,7 @@ from pyro_bnn.infer.curvature.kronecker import Factors, Kronecker, factors_of
 from pyro_bnn.infer.curvature.precision import Dense, Diagonal, LowRank, largest
 from pyro_bnn.infer.curvature.rows import NewtonCurvature, RowTermsOf
 from pyro_bnn.infer.laplace.mode import MinusLogJoint
+from pyro_bnn.program.program import Program
 
 Structure: TypeAlias = Literal["full", "kron", "diagonal", "low_rank"]
 DENSE = 5_000  # entries of z, above which a matrix of all is too much
@@ -38,7 +39,7 @@ class CurvatureOf:
 
     def __init__(
         self,
-        objective: MinusLogJoint,
+        objective: MinusLogJoint[Program],
         structure: Structure,
         curvature: NewtonCurvature,
         rank: int,
@@ -47,11 +48,8 @@ class CurvatureOf:
         self.objective, self.structure, self.rank = objective, structure, rank
         program, rows = objective.program, objective.rows
         size = program.num_latents if entries is None else len(entries)
-        if structure == "full" and size > DENSE:
-            raise OptionError(
-                f'structure="full" is a matrix of {size:,} x {size:,} numbers: take "kron", '
-                '"low_rank" or "diagonal", or subset="last_layer"'
-            )
+        if structure == "full":
+            require_size(size, '"kron", "low_rank" or "diagonal", or subset="last_layer"')
         self.entries, self._curvature = entries, curvature
         self._last: tuple[Tensor, Any] | None = None  # the point asked for last, and its answer
         self._terms = RowTermsOf(
@@ -63,6 +61,18 @@ class CurvatureOf:
             is_captured=False,
             entries=entries,
         )
+
+    def like(self, structure: Structure, entries: Tensor | None) -> CurvatureOf:
+        """That of another structure over other entries."""
+        return CurvatureOf(self.objective, structure, self._curvature, self.rank, entries)
+
+    @property
+    def _remedy(self) -> str:
+        """What helps where it is no precision of a mode."""
+        longer = "raise num_steps"
+        if self._curvature == "ggn":
+            return longer
+        return f'take curvature="ggn", which is never negative, or {longer}'
 
     @property
     def chunk(self) -> int:
@@ -123,10 +133,10 @@ class CurvatureOf:
             try:
                 return Dense(matrix)
             except DivergenceError:
-                return Dense(self._positive(matrix, is_mode=is_mode))
+                return Dense(positive(matrix, is_mode=is_mode, remedy=self._remedy))
         if self.structure == "low_rank":
             return LowRank(prior, of_data)
-        return Diagonal(self._positive(of_data + prior, is_mode=is_mode))
+        return Diagonal(positive(of_data + prior, is_mode=is_mode, remedy=self._remedy))
 
     def _sites(self) -> list[tuple[str, tuple[int, ...], int]]:
         """Names, shapes and first of the ``P'`` entries of the sites that it is over."""
@@ -145,43 +155,70 @@ class CurvatureOf:
         where = objective.others.nonzero()[:, 0]
         bend = None
         if len(where):
-            hessian = objective.prior_curvature(z, where)
+            hessian = self._curvature_of_prior(z, where)
             prior = prior.index_put((where,), hessian.diagonal())
             bend = where, hessian - hessian.diagonal().diag()
         if self.entries is None:
             return prior, bend
         return prior[self.entries], None
 
-    def _positive(self, precision: Tensor, *, is_mode: bool) -> Tensor:
-        """A precision ``[P, P]`` or ``[P]``; of negative eigenvalues the absolute values.
+    def _curvature_of_prior(self, z: Tensor, where: Tensor) -> Tensor:
+        """Hessian ``[r, r]`` of minus the log prior in some entries ``[r]`` at z."""
+        objective, program = self.objective, self.objective.program
+        at = z.to(program.dtype)
 
-        Raises:
-            DivergenceError: If it has one at a mode, or is not finite.
-        """
-        is_matrix = precision.ndim == 2
-        if not bool(precision.isfinite().all()):
-            raise DivergenceError("Laplace found no mode: the curvature is not finite")
-        if not is_matrix and bool((precision > 0).all()):
-            return precision
-        values, vectors = torch.linalg.eigh(precision) if is_matrix else (precision, None)
-        if is_mode:
-            least, most = float(values.min()), float(values.max())
-            found = (
-                f"Laplace found no mode: the curvature has an eigenvalue {least:.3g} beside one of "
-                f"{most:.3g}"
-            )
-            rounding = torch.finfo(values.dtype).eps * len(values) * most
-            if is_matrix and abs(least) <= rounding:  # its log determinant is not known
-                raise DivergenceError(
-                    f"{found}, less than the rounding errors of the latter, as where a noise "
-                    'scale goes to 0. Take a likelihood of fixed scale, or prior_scales="model" '
-                    "with narrower priors"
-                )
-            remedy = "raise num_steps"
-            if self._curvature != "ggn":
-                remedy = f'take curvature="ggn", which is never negative, or {remedy}'
+        def value(part: Tensor) -> Tensor:
+            z = at.index_put((where,), part)
+            return -program.log_prior(z, program.example.x, objective.params)
+
+        hessian: Tensor = torch.func.jacrev(torch.func.grad(value))(at[where])
+        return hessian.double()
+
+
+def require_size(size: int, others: str) -> None:
+    """Refuse a matrix of all entries that is too large.
+
+    Raises:
+        OptionError: If it is; names other options.
+    """
+    if size > DENSE:
+        raise OptionError(
+            f'structure="full" is a matrix of {size:,} x {size:,} numbers: take {others}'
+        )
+
+
+def positive(precision: Tensor, *, is_mode: bool, remedy: str) -> Tensor:
+    """A precision ``[P, P]`` or ``[P]``; of negative eigenvalues the absolute values.
+
+    Args:
+        precision: What is to be one.
+        is_mode: Whether it has to be one as it is.
+        remedy: What helps where it is not.
+
+    Raises:
+        DivergenceError: If it has one at a mode, or is not finite.
+    """
+    is_matrix = precision.ndim == 2
+    if not bool(precision.isfinite().all()):
+        raise DivergenceError("Laplace found no mode: the curvature is not finite")
+    if not is_matrix and bool((precision > 0).all()):
+        return precision
+    values, vectors = torch.linalg.eigh(precision) if is_matrix else (precision, None)
+    if is_mode:
+        least, most = float(values.min()), float(values.max())
+        found = (
+            f"Laplace found no mode: the curvature has an eigenvalue {least:.3g} beside one of "
+            f"{most:.3g}"
+        )
+        rounding = torch.finfo(values.dtype).eps * len(values) * most
+        if is_matrix and abs(least) <= rounding:  # its log determinant is not known
             raise DivergenceError(
-                f"{found}, so that no Gaussian has it. {remedy[0].upper()}{remedy[1:]}"
+                f"{found}, less than the rounding errors of the latter, as where a noise "
+                'scale goes to 0. Take a likelihood of fixed scale, or prior_scales="model" '
+                "with narrower priors"
             )
-        values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
-        return values if vectors is None else (vectors * values) @ vectors.mT
+        raise DivergenceError(
+            f"{found}, so that no Gaussian has it. {remedy[0].upper()}{remedy[1:]}"
+        )
+    values = values.abs().clamp(min=1e-6 * float(values.abs().max()))
+    return values if vectors is None else (vectors * values) @ vectors.mT

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyro_bnn.infer.laplace.mode import MinusLogJoint
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.sites import Site
 
 ROUNDS = 100
@@ -28,13 +29,15 @@ PATIENCE = 5  # steps without a higher evidence: of a network it need not rise i
 LARGEST = 1e8  # factor of a block that the data do not need
 
 
-def blocks_of(objective: MinusLogJoint) -> list[Site]:
+def blocks_of(objective: MinusLogJoint[Joint]) -> list[Site]:
     """The sites whose prior is Gaussian."""
     others = objective.others
     return [s for s in objective.program.sites if not bool(others[s.start : s.stop].any())]
 
 
-def improve(objective: MinusLogJoint, blocks: Sequence[Site], z: Tensor, variance: Tensor) -> float:
+def improve(
+    objective: MinusLogJoint[Joint], blocks: Sequence[Site], z: Tensor, variance: Tensor
+) -> float:
     """One step of the fixed point; sets the objective's factors.
 
     Args:
@@ -58,6 +61,6 @@ def improve(objective: MinusLogJoint, blocks: Sequence[Site], z: Tensor, varianc
     return largest
 
 
-def scales_of(objective: MinusLogJoint, blocks: Sequence[Site]) -> dict[str, float]:
+def scales_of(objective: MinusLogJoint[Joint], blocks: Sequence[Site]) -> dict[str, float]:
     """Standard deviations of the priors that were found, in those of the model's."""
     return {site.name: float(objective.factors[site.start]) ** -0.5 for site in blocks}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from pyro_bnn.checks import check_choice, check_positive_int
@@ -21,6 +22,7 @@ from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
+from pyro_bnn.infer.laplace.hessian import HessianOf
 from pyro_bnn.infer.laplace.mode import (
     ALONG_KINKS,
     FARTHEST,
@@ -30,16 +32,17 @@ from pyro_bnn.infer.laplace.mode import (
     settle,
 )
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import CallProblem, Facts, Problem
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training
 from pyro_bnn.infer.warm_start import started
 from pyro_bnn.posterior.guide_draws import GuideDraws
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
-from pyro_bnn.posterior.laplace_posterior import LaplacePosterior
+from pyro_bnn.posterior.laplace_draws import LaplaceDraws
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.priors.hierarchy import hierarchies
+from pyro_bnn.program.joint import Joint
 
 logger = logging.getLogger("pyro_bnn")
 
@@ -213,36 +216,78 @@ class Laplace(Engine[GuidePosterior]):
         _check_hierarchies(problem)
         prior = GaussianPrior.of(program, problem.engine)
         guide = started(AutoDelta, problem)
+        objective = MinusLogJoint(program, problem.rows, prior)
+        structure = self._structure_on_the_way(program)
+        on_the_way = CurvatureOf(objective, structure, self.curvature, self.rank)
+        objective.chunk = on_the_way.chunk
+        return self._start_at(guide, problem, on_the_way)
+
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same of any model, with the Hessian of its log joint; see the base class.
+
+        Raises:
+            OptionError: If an option needs the network or the rows, or the structure is too large.
+            SiteError: If a hierarchy is centred.
+        """
+        self._check_call()
+        joint = problem.joint
+        _check_hierarchies(problem)
+        guide = started(AutoDelta, problem)
+        none = torch.zeros_like(joint.initial)
+        objective = MinusLogJoint(joint, problem.rows, GaussianPrior(none, none))
+        on_the_way = HessianOf(objective, self._structure_on_the_way(joint))
+        of_draws = replace(self, predictive="weights")  # there is no f to linearise
+        return of_draws._start_at(guide, problem, on_the_way)
+
+    def _check_call(self) -> None:
+        """Refuse what needs a network or rows.
+
+        Raises:
+            OptionError: If an option does.
+        """
+        if self.curvature != "hessian":
+            raise OptionError(
+                f'curvature="{self.curvature}" is made of the rows of a network, and a Call has '
+                'none: take Laplace(curvature="hessian")'
+            )
+        if self.prior_scales == "evidence":
+            raise OptionError(
+                'prior_scales="evidence" scales the priors of weights: leave it at "model" on a '
+                "Call, and give the scale a prior"
+            )
+        if self.subset == "last_layer":
+            raise OptionError(
+                'subset="last_layer" needs a network, and a Call has none: take "all", or a '
+                "pattern of sites"
+            )
+        if self.batch_size is not None:
+            raise OptionError(
+                f"batch_size={self.batch_size} needs rows, and a Call has none: leave it at None"
+            )
+
+    def _structure_on_the_way(self, program: Joint) -> Structure:
+        """That of the precision by which the mode is found, over all of z."""
+        if program.num_latents <= FEW:
+            return "full"
+        return "diagonal" if self.subset != "all" else self.structure
+
+    def _start_at(
+        self, guide: AutoDelta, problem: Facts, on_the_way: CurvatureOf | HessianOf
+    ) -> Start:
+        """A run from a point, by the precision that leads to the mode."""
         num_steps = self.num_steps
         if num_steps is None:
             num_steps = 0 if _is_at_a_mode(problem.init) else NUM_STEPS
-        entries = entries_of(program, self.subset, self.structure)
-        objective = MinusLogJoint(program, problem.rows, prior)
-        on_the_way = self.curvature_on_the_way(objective)
-        objective.chunk = on_the_way.chunk
-        at_mode: CurvatureOf | None = None
+        entries = entries_of(problem.joint, self.subset, self.structure)
+        at_mode: CurvatureOf | HessianOf | None = None
         if not isinstance(self.subset, int):
             is_same = entries is None and on_the_way.structure == self.structure
-            at_mode = on_the_way if is_same else self.curvature_of(objective, entries)
+            at_mode = on_the_way if is_same else on_the_way.like(self.structure, entries)
         make = functools.partial(LaplaceRun, self, num_steps, guide, problem, on_the_way, at_mode)
         return Start(problem, asdict(self) | {"num_steps": num_steps}, make)
 
-    def curvature_of(self, objective: MinusLogJoint, entries: Tensor | None) -> CurvatureOf:
-        """The precision of these options at any point, over given entries or all.
 
-        Raises:
-            OptionError: If it is too large, or the likelihood has no such curvature.
-        """
-        return CurvatureOf(objective, self.structure, self.curvature, self.rank, entries)
-
-    def curvature_on_the_way(self, objective: MinusLogJoint) -> CurvatureOf:
-        """The precision by which the mode is found, over all of z."""
-        size = objective.program.num_latents
-        cheap: Structure = "diagonal" if self.subset != "all" else self.structure
-        return CurvatureOf(objective, "full" if size <= FEW else cheap, self.curvature, self.rank)
-
-
-def _check_hierarchies(problem: Problem) -> None:
+def _check_hierarchies(problem: Facts) -> None:
     """Refuse centred hierarchies, and warn of others.
 
     Raises:
@@ -264,7 +309,7 @@ def _check_hierarchies(problem: Problem) -> None:
 
 def _is_at_a_mode(init: object) -> bool:
     """Whether a start was maximised already."""
-    return isinstance(init, LaplacePosterior) or isinstance(getattr(init, "guide", None), AutoDelta)
+    return isinstance(init, LaplaceDraws) or isinstance(getattr(init, "guide", None), AutoDelta)
 
 
 class LaplaceRun(Training):
@@ -288,14 +333,14 @@ class LaplaceRun(Training):
         engine: Laplace,
         num_steps: int,
         guide: AutoDelta,
-        problem: Problem,
-        on_the_way: CurvatureOf,
-        at_mode: CurvatureOf | None,
+        problem: Facts,
+        on_the_way: CurvatureOf | HessianOf,
+        at_mode: CurvatureOf | HessianOf | None,
         saves: Checkpoint,
     ) -> None:
         super().__init__(
             engine.svi(num_steps),
-            problem.program,
+            problem.joint,
             guide,
             problem.seed,
             batches=problem.batches(engine.batch_size),
@@ -343,15 +388,14 @@ class LaplaceRun(Training):
         engine, at_mode = self.engine, self._at_mode
         if at_mode is None:
             assert isinstance(engine.subset, int)
-            objective = self._on_the_way.objective
-            diagonal = CurvatureOf(objective, "diagonal", engine.curvature, engine.rank)
+            diagonal = self._on_the_way.like("diagonal", None)
             largest = diagonal(mode.z).variance().topk(engine.subset)
             entries = largest.indices.sort().values
-            at_mode = engine.curvature_of(objective, entries)
+            at_mode = self._on_the_way.like(engine.structure, entries)
         return at_mode(mode.z, is_mode=True), at_mode.entries
 
     def _with_evidence(
-        self, objective: MinusLogJoint, mode: PolishedMode
+        self, objective: MinusLogJoint[Joint], mode: PolishedMode
     ) -> tuple[PolishedMode, dict[str, float]]:
         """The mode under the priors' scales at which the evidence is largest, and these."""
         blocks, since = evidence.blocks_of(objective), 0
@@ -384,16 +428,13 @@ class LaplaceRun(Training):
             "take init=, a trained posterior; a density without bound has no mode"
         )
 
-    def posterior(self, problem: Any, saves: Checkpoint) -> GuideDraws:
+    def posterior(self, problem: Facts, saves: Checkpoint) -> GuideDraws:
         """The Gaussian; before the last step the point that was reached."""
         if self.approximation is None:
             return super().posterior(problem, saves)
         guide, told = self.approximation
         options = {**asdict(self.engine), "compiled": self.is_compiled, **told}
-        found: LaplacePosterior = problem.guide_posterior(
-            guide, saves, options, losses=self.losses, cls=LaplacePosterior
-        )
-        return found
+        return problem.laplace_posterior(guide, saves, options, self.losses)
 
 
 def _log_evidence(mode: PolishedMode, q: Any) -> float:

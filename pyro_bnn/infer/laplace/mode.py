@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior, normal_entries
 from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.program.batched import plain_attention
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.terms import Batch
 
 FARTHEST = 0.01  # nats that a mode may be away
@@ -54,7 +54,10 @@ class Solves(Protocol):
         """A root of its inverse, applied to noise ``[S, M]``: ``[S, P]``."""
 
 
-class MinusLogJoint:
+J_co = TypeVar("J_co", bound=Joint, covariant=True)
+
+
+class MinusLogJoint(Generic[J_co]):
     """Minus the log joint density of all rows and z, with its derivatives, in float64.
 
     Args:
@@ -66,14 +69,15 @@ class MinusLogJoint:
         chunk: How many rows are computed at once; all, unless it is set.
         factors: Of the precisions of that part ``[P]``, 1 for the model's own.
         others: Which entries ``[P]`` have a prior that is no Gaussian.
+        params: Values of the point-estimated parameters.
     """
 
-    def __init__(self, program: Program, rows: Batch, prior: GaussianPrior) -> None:
+    def __init__(self, program: J_co, rows: Batch, prior: GaussianPrior) -> None:
         self.program, self.rows, self.chunk = program, rows, len(rows.x)
         self.loc, self.precision = prior.loc.double(), prior.precision.double()
         self.factors = torch.ones_like(self.precision)
         self.others = normal_entries(program)[1].isnan()
-        self._params = {name: value.detach() for name, value in program.params.items()}
+        self.params = {name: value.detach() for name, value in program.params.items()}
         self._replayed = Captured(self._with_slope, f"{model_name(program.model)}, all of it")
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +115,8 @@ class MinusLogJoint:
 
         def value(z: Tensor) -> Tensor:
             with plain_attention():
-                return -share * self.program.log_joint(z, Batch(x, y), self._params)
+                args = self.program.arguments(Batch(x, y))
+                return -share * self.program.log_joint(z, args, self.params)
 
         slope, at = torch.func.grad_and_value(value)(z)
         return at, slope
@@ -124,17 +129,6 @@ class MinusLogJoint:
         for of_value, slope in parts:
             value, gradient = value + of_value.double(), gradient + slope.double()
         return value, gradient
-
-    def prior_curvature(self, z: Tensor, where: Tensor) -> Tensor:
-        """Hessian ``[r, r]`` of minus the log prior in some entries ``[r]`` at z."""
-        at = z.to(self.program.dtype)
-
-        def value(part: Tensor) -> Tensor:
-            z = at.index_put((where,), part)
-            return -self.program.log_prior(z, self.program.example.x, self._params)
-
-        hessian: Tensor = torch.func.jacrev(torch.func.grad(value))(at[where])
-        return hessian.double()
 
 
 class PolishedMode(NamedTuple):
@@ -174,7 +168,7 @@ class PolishedMode(NamedTuple):
 
 
 def polish(
-    objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], z: Tensor
+    objective: MinusLogJoint[Joint], precision_at: Callable[[Tensor], Solves], z: Tensor
 ) -> PolishedMode:
     """Go down from z ``[P]`` until no step gains anything, beyond saddles.
 
@@ -200,7 +194,7 @@ def polish(
 
 
 def settle(
-    objective: MinusLogJoint, precision_at: Callable[[Tensor], Solves], mode: PolishedMode
+    objective: MinusLogJoint[Joint], precision_at: Callable[[Tensor], Solves], mode: PolishedMode
 ) -> PolishedMode:
     """Go on along the kinks at which a polish ended, by small steps of Adam.
 
@@ -219,7 +213,7 @@ def settle(
 
 
 def _slide(
-    objective: MinusLogJoint, precision: Solves, z: Tensor, rate: float
+    objective: MinusLogJoint[Joint], precision: Solves, z: Tensor, rate: float
 ) -> tuple[Tensor, float]:
     """Steps of Adam between roots of the precision, from a rate to 0; where they end, their gain.
 
@@ -285,7 +279,7 @@ def _shorter(rise: float, slope: float) -> float:
     return min(max(share, 0.1), 0.5)
 
 
-def _beyond_saddle(objective: MinusLogJoint, precision: Solves, z: Tensor) -> Tensor | None:
+def _beyond_saddle(objective: MinusLogJoint[Joint], precision: Solves, z: Tensor) -> Tensor | None:
     """A lower point along a direction of negative curvature; None where there is none."""
     curvature, direction = _smallest_curvature(objective.hessian_at(z), precision, z)
     if curvature > NEGATIVE:

@@ -12,12 +12,12 @@ from pyro_bnn.guides import AutoComposite, AutoDelta, Guide
 from pyro_bnn.guides.parts.blocks import LAST_LAYER, matching_sites
 from pyro_bnn.guides.subset_normal import AutoSubsetNormal
 from pyro_bnn.program.handlers import Model
-from pyro_bnn.program.program import Program
+from pyro_bnn.program.joint import Joint
 
 Subset: TypeAlias = "str | int"
 
 
-def entries_of(program: Program, subset: Subset, structure: str) -> Tensor | None:
+def entries_of(program: Joint, subset: Subset, structure: str) -> Tensor | None:
     """Entries ``[P']`` of z of the sites of a subset; None for all, or where it counts entries.
 
     Raises:

@@ -347,7 +347,7 @@ def test_a_saddle_is_left() -> None:
     assert float(torch.linalg.eigvalsh(hessian_of(objective, mode.z)).min()) > -1e-6
 
 
-def hessian_of(objective: MinusLogJoint, z: Tensor) -> Tensor:
+def hessian_of(objective: MinusLogJoint[Any], z: Tensor) -> Tensor:
     hessian_times = objective.hessian_at(z)
     rows = [hessian_times(v) for v in torch.eye(len(z), dtype=z.dtype)]
     return torch.stack(rows)
