@@ -21,7 +21,12 @@ import pyro_bnn as bnn
 from pyro_bnn import guides
 from pyro_bnn.data import Call
 from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.infer.batches import Minibatches
+from pyro_bnn.infer.svi.judge import most_pairs
+from pyro_bnn.infer.svi.paired import MOST
 from pyro_bnn.posterior import CallGuide, CallPosterior
+from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.terms import Batch
 from tests.plain_pyro import default_dtype
 
 EFFECTS = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12], dtype=torch.float64)
@@ -376,3 +381,47 @@ def test_guides_of_any_sites_run_and_are_saved(guide: Any, tmp_path: Path) -> No
     assert_close(read.draws(20), posterior.draws(20), rtol=0, atol=0)
     assert read.has_log_prob == posterior.has_log_prob
     assert posterior.sample(20)["theta"].shape == (20, 8)
+
+
+def covariance_of(y: Tensor) -> None:
+    """A site whose map is none of torch's, and a latent one named as rows of networks are."""
+    spread = pyro.sample("spread", dist.InverseGamma(torch.tensor(3.0), torch.tensor(2.0)))
+    tril: Any = dist.constraints.positive_definite
+    S = pyro.sample("S", dist.ImproperUniform(tril, (), (2, 2)))
+    pyro.factor("wishart", dist.Wishart(torch.tensor(4.0), torch.eye(2)).log_prob(S))
+    with pyro.plate("data", 2):
+        latent = pyro.sample("y", dist.Normal(0.0, spread.sqrt()))
+        pyro.sample("seen", dist.Normal(latent, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("guide", [guides.AutoNormal, guides.AutoFlow])
+def test_guides_cover_what_the_joint_covers(guide: Any, tmp_path: Path) -> None:
+    call = Call(torch.tensor([1.0, -1.0]))
+    posterior: Any = bnn.SVI(guide, num_steps=40).run(covariance_of, call, progress=False)
+    draws = posterior.sample(20)
+    assert {name: value.shape[1:] for name, value in draws.items()} == {
+        "spread": (),
+        "S": (2, 2),
+        "y": (2,),
+    }
+    assert (torch.linalg.eigvalsh(draws["S"]) > 0).all()
+    posterior.save(tmp_path / "it.st")
+    read = CallPosterior.load(tmp_path / "it.st", covariance_of)
+    assert_close(read.draws(20), posterior.draws(20), rtol=0, atol=0)
+
+
+def test_comparisons_of_rounds_take_a_share_of_the_time() -> None:
+    """Of n observed numbers a step and a pair of draws cost 6 n P and 8 n P products."""
+
+    def many(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([100]).to_event(1))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(w[0], 1.0), obs=y)
+
+    few, large = (Joint(many, (torch.zeros(n),)) for n in (1, 1_000_000))
+    assert (few.num_observed, large.num_observed) == (1, 1_000_000)
+    row = torch.zeros(1)
+    batches = Minibatches(Batch(row, row), None, 0)
+    assert most_pairs(few, batches, 1_000) == MOST
+    step, pair = 1e-4 + 6e8 / 1e10, 8e8 / 1e10
+    assert most_pairs(large, batches, 1_000) == int(0.25 * 1_000 * step / pair)
