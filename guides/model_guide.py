@@ -137,6 +137,8 @@ class ModelGuide(AutoGuide):
         self._is_of_rows = program.has_rows
         self.setup(*own_rows(call.args), **call.kwargs)
         self.to(device=program.device, dtype=program.dtype)
+        if program.latents.dependent:  # whose values a run of the model tells, and no support here
+            self.latents = program.latents
 
     def _set_up(self, *args: Any, **kwargs: Any) -> None:
         self._args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)

@@ -405,8 +405,12 @@ class Joint:
     def non_finite_terms(
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
     ) -> list[str]:
-        """Names of the sites, observed ones included, whose value or density is not finite at z."""
-        messages = self._over_draws(lambda run, _: run.latent | run.observed, z, args, params)
+        """Names of the sites and factors whose value or density is not finite at z."""
+
+        def of_run(run: Evaluate, _: Tensor) -> dict[str, dict[str, Any]]:
+            return run.latent | run.observed | run.factors
+
+        messages = self._over_draws(of_run, z, args, params)
         return [
             name
             for name, msg in messages.items()

@@ -20,7 +20,7 @@ from torch.testing import assert_close
 import pyro_bnn as bnn
 from pyro_bnn import guides
 from pyro_bnn.data import Call
-from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.infer.batches import Minibatches
 from pyro_bnn.infer.svi.judge import most_pairs
 from pyro_bnn.infer.svi.paired import MOST
@@ -262,6 +262,8 @@ def test_a_bounded_site_below_another_is_fitted() -> None:
     )
     draws = posterior.sample(2_000)
     assert (draws["low"] < draws["high"]).all()
+    with pytest.raises(SiteError, match="the support of the site 'low' depends on other sites"):
+        posterior.guide.median()
     high = torch.linspace(1, 3, 20_001)
     width = torch.special.ndtr(high - 1) - torch.special.ndtr(torch.tensor(-1.0))
     evidence = float(torch.trapezoid(width / high, high) / 2)
@@ -425,3 +427,14 @@ def test_comparisons_of_rounds_take_a_share_of_the_time() -> None:
     assert most_pairs(few, batches, 1_000) == MOST
     step, pair = 1e-4 + 6e8 / 1e10, 8e8 / 1e10
     assert most_pairs(large, batches, 1_000) == int(0.25 * 1_000 * step / pair)
+
+
+def test_a_factor_that_is_not_finite_is_named() -> None:
+    def logs(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(1.0, 0.1))
+        pyro.factor("pull", -(y - w.log()).square())
+
+    svi = bnn.SVI(guides.AutoNormal, num_steps=3_000, learning_rate=0.5)
+    with pytest.raises(DivergenceError, match=r"not finite at step .*, at 'pull'") as e:
+        svi.run(logs, Call(torch.tensor(-9.0)), progress=False)
+    assert isinstance(e.value.posterior, CallGuide)

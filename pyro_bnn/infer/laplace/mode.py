@@ -113,9 +113,10 @@ class MinusLogJoint(Generic[J_co]):
         """Value ``[]`` and gradient ``[P]`` of a chunk, which has its share of the prior."""
         share = len(x) / len(self.rows.x)  # each chunk's likelihood is scaled by N/B
 
+        args = self.program.arguments(Batch(x, y))
+
         def value(z: Tensor) -> Tensor:
             with plain_attention():
-                args = self.program.arguments(Batch(x, y))
                 return -share * self.program.log_joint(z, args, self.params)
 
         slope, at = torch.func.grad_and_value(value)(z)

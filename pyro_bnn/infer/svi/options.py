@@ -135,10 +135,11 @@ class SVIOptions(Length):
         A step on 10,000 rows of a small network takes ten times as long as one on 256, and a run
         needs as many of these.
         """
+        num_rows = problem.num_rows
         takes_all = isinstance(guide, Guide) and guide.needs_all_rows
         if self.batch_size is not None or takes_all or problem.has_own_order:
             return self.batch_size
-        return ROWS_A_STEP if problem.num_rows > MOST_ROWS else None
+        return ROWS_A_STEP if num_rows > MOST_ROWS else None
 
     def starts_of(self, guide: Guide, *, is_new: bool) -> int:
         """Number of starts, of which the best goes on: several of a small guide that is made anew.
