@@ -1,6 +1,6 @@
 """Scripts of Pyro's own examples and tutorials, as its users have them, against sums of their own.
 
-Sources: ``baseball`` and ``bayesian_regression`` of pyro.ai/examples; a network as tutorials have it.
+Sources: ``baseball`` and ``bayesian_regression`` of pyro.ai/examples; a network of tutorials.
 """
 
 from __future__ import annotations
