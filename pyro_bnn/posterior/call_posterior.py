@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,9 +26,13 @@ from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.posterior.stored_draws import StoredDraws
 from pyro_bnn.predictive.moments import estimated_elbo
+from pyro_bnn.program.conditional_draws import discrete_draws
+from pyro_bnn.program.enumerated import EnumeratedJoint
 from pyro_bnn.program.handlers import Model, is_point
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import derived_seed, isolated
+
+logger = logging.getLogger("pyro_bnn")
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +74,9 @@ class CallPosterior(SitePosterior):
     ) -> Values:
         """Draws of every latent site, and of every ``pyro.deterministic`` statement.
 
+        Discrete sites are summed out, and what is computed of them is left out: see
+        :meth:`discrete`.
+
         Args:
             num_samples: Number of draws S, the total over chains. Where draws are stored, at most
                 as many as there are.
@@ -83,6 +91,32 @@ class CallPosterior(SitePosterior):
             self._over(program.constrain, z[:, : program.num_latents])
             | self._over(program.deterministics, z)
             for z in draws.blocks()
+        ]
+        return _joined(parts, draws.num_chains if group_by_chain else None)
+
+    def discrete(
+        self, num_samples: int | None = None, seed: int = 0, group_by_chain: bool = False
+    ) -> Values:
+        """Draws of the discrete sites that are summed out, one for each draw of :meth:`sample`.
+
+        They are exact, of p(discrete sites | the others, observed values), so that both together
+        are draws of the joint posterior.
+
+        Args:
+            num_samples: Number of draws S, the total over chains.
+            seed: Of the draws.
+            group_by_chain: Whether to keep chains apart.
+
+        Returns:
+            Site name to values ``[S, *shape]``, or ``[C, S/C, *shape]`` by chain; empty where the
+            model has no such site.
+        """
+        if not isinstance(self.program, EnumeratedJoint):
+            return {}
+        draws = self.in_blocks(self.count(num_samples), seed)
+        parts = [
+            discrete_draws(self.program, z, derived_seed(seed, 2 + i), self.params)
+            for i, z in enumerate(draws.blocks())
         ]
         return _joined(parts, draws.num_chains if group_by_chain else None)
 
@@ -122,7 +156,9 @@ class CallPosterior(SitePosterior):
     ) -> Values:
         """Log density of each observed site given each draw, ``[S, *batch]`` or by chain.
 
-        A ``poutine.scale`` is not in it; a masked value has log density 0.
+        A ``poutine.scale`` is not in it; a masked value has log density 0. Discrete sites are
+        summed out. A site whose entries they tie to each other or to another site, as in a hidden
+        Markov model, has no log density for each entry, and is left out.
         """
         draws = self.in_blocks(self.count(num_samples), seed)
         parts = [self._over(self.program.log_likelihoods, z) for z in draws.blocks()]
@@ -138,7 +174,9 @@ class CallPosterior(SitePosterior):
         """Draws of the sites that are no latent ones, as ``pyro.infer.Predictive`` makes them.
 
         The model runs once for each draw. A site has its own shape, without the singletons that
-        ``Predictive`` puts before it where the model has plates.
+        ``Predictive`` puts before it where the model has plates. Discrete sites have the values
+        of :meth:`discrete`; one that has another shape at ``call``, as in a plate of more rows, is
+        drawn given the continuous sites, and is among the values.
 
         Args:
             call: The arguments to predict at, such as new inputs with None for what is observed;
@@ -152,11 +190,16 @@ class CallPosterior(SitePosterior):
         """
         program, draws = self.program, self.draws(num_samples, seed)
         latents = self._over(program.constrain, draws[:, : program.num_latents])
-        params = (program.split_draw(draw, self.params)[1] or {} for draw in draws)
+        discrete = self.discrete(num_samples, seed)
         with isolated(derived_seed(seed, 1)), torch.no_grad():
             rows = [
-                program.predicted(call, dict(zip(latents, row, strict=True)), own)
-                for *row, own in zip(*latents.values(), params, strict=True)
+                program.predicted(
+                    call,
+                    {name: value[i] for name, value in latents.items()},
+                    {name: value[i] for name, value in discrete.items()},
+                    program.split_draw(draw, self.params)[1] or {},
+                )
+                for i, draw in enumerate(draws)
             ]
         values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         return _by_chain(values, self.num_chains if group_by_chain else None)
@@ -188,7 +231,7 @@ class CallPosterior(SitePosterior):
     ) -> DataTree:
         """The posterior as an ArviZ ``DataTree``.
 
-        Groups: ``posterior`` (latent and deterministic sites), ``sample_stats``,
+        Groups: ``posterior`` (latent, discrete and deterministic sites), ``sample_stats``,
         ``log_likelihood`` and ``posterior_predictive`` of each observed site, ``observed_data``,
         ``constant_data`` (the tensors among the model's arguments, by their names) and, for
         another ``Call``, ``predictions``. The dimensions of a site in plates have the plates'
@@ -203,21 +246,27 @@ class CallPosterior(SitePosterior):
         """
         from pyro_bnn import arviz_io
 
+        if tied := self.program.without_log_likelihood:
+            logger.warning(
+                "log_likelihood is without %s: discrete sites tie the entries together, so that "
+                "they have no log density each; PSIS-LOO and WAIC need one",
+                ", ".join(tied),
+            )
         observed = self._observed
         own: dict[str, Any] = {"num_samples": num_samples, "seed": seed, "group_by_chain": True}
+        computed = self.sample(**own)
         groups = {
-            "posterior": self.sample(**own),
+            "posterior": computed | self.discrete(**own),
             "log_likelihood": self.log_likelihood(**own),
             "posterior_predictive": self.predictive(**own),
         }
         if predictions is not None:
             groups["predictions"] = self.predictive(predictions, **own)
-        recorded = groups["posterior"].keys()
         arrays: dict[str, dict[str, NDArray[Any]]] = {
             group: {
                 name: _on_host(value)
                 for name, value in values.items()
-                if group == "posterior" or name not in recorded
+                if group == "posterior" or name not in computed
             }
             for group, values in groups.items()
         }
@@ -286,9 +335,9 @@ class CallPosterior(SitePosterior):
 
     def _dims(self) -> dict[str, list[str]]:
         """Names of the batch dimensions of each site in plates, by its plates."""
-        run = self.program.run_at(self.program.initial)
+        run = self.program.drawn_run()
         named = {}
-        for name, msg in {**run.latent, **run.observed}.items():
+        for name, msg in {**run.latent, **run.summed, **run.observed}.items():
             batch = len(msg["fn"].batch_shape)
             plates = {frame.dim: frame.name for frame in msg["cond_indep_stack"] if frame.dim}
             names = [plates.get(dim, f"{name}_dim_{dim + batch}") for dim in range(-batch, 0)]

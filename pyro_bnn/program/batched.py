@@ -46,7 +46,9 @@ def without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def batched_or_looped(fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool) -> tuple[T, str]:
+def batched_or_looped(
+    fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool, is_random: bool = False
+) -> tuple[T, str]:
     """What a function makes of each draw ``[S, ...]``, and why not as a batch.
 
     The reason is empty if it was one, or if that was not tried.
@@ -55,12 +57,13 @@ def batched_or_looped(fn: Callable[[Tensor], T], z: Tensor, *, as_batch: bool) -
         fn: Takes one draw.
         z: The draws.
         as_batch: Whether to try that, before draws are taken one by one.
+        is_random: Whether the function draws random numbers, others for each draw.
     """
     reason = ""
     if as_batch:
         try:
             with without_vmap_warnings():
-                return torch.func.vmap(fn)(z), ""
+                return torch.func.vmap(fn, randomness="different" if is_random else "error")(z), ""
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

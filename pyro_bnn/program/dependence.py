@@ -48,7 +48,14 @@ _LIKE = frozenset(  # that take a shape and a dtype
 
 
 class WatchedValues(dict[str, Any]):
-    """Values of sites that remember which sites the run has met: it asks for each."""
+    """Values of sites that remember which sites the run has met: it asks for each.
+
+    Attributes:
+        met: Names of these sites.
+        marks: The marks that follow the values.
+    """
+
+    marks: Marks
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -76,6 +83,7 @@ class Marks(Mode):
         self._on: dict[int, frozenset[str]] = {}
         self._kept: list[torch.UntypedStorage] = []  # so that no address recurs
         self.values = WatchedValues({name: value.clone() for name, value in values.items()})
+        self.values.marks = self
         self.before: dict[str, frozenset[object]] = {}
         for name, value in self.values.items():
             self.put([value], name)

@@ -65,12 +65,10 @@ def require_densities(run: Evaluate) -> None:
     """Check that every site of a run has a density, over its own entries.
 
     Args:
-        run: The model, evaluated with marks.
+        run: The model, evaluated.
 
     Raises:
         ModelError: If the shapes of a value and of its distribution do not fit.
-        DataError: If a value that is observed lies outside of its distribution's support, unless
-            this depends on latent sites.
     """
     for name, msg in {**run.latent, **run.observed}.items():
         fn, value = msg["fn"], torch.as_tensor(msg["value"])
@@ -93,7 +91,19 @@ def require_densities(run: Evaluate) -> None:
                 f"{density.numel()} terms: give one of them the shape of the other, as by "
                 "squeeze(-1) or unsqueeze(-1)"
             )
-        if name in run.observed and not is_point(fn):
+
+
+def require_supports(run: Evaluate) -> None:
+    """Check that every value that a run observes lies in its distribution's support.
+
+    Args:
+        run: The model, evaluated with marks.
+
+    Raises:
+        DataError: If one lies outside, unless the support depends on latent sites.
+    """
+    for name, msg in run.observed.items():
+        if not is_point(msg["fn"]):
             _require_support(name, msg, run)
 
 

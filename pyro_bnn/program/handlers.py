@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import pyro
@@ -55,6 +55,8 @@ class ModelTrace:
         first_array: The first floating array that the model samples or records, if any.
         without_draws: Names of the latent sites whose priors cannot be drawn from, and whose
             values here are unconstrained uniform(-2, 2).
+        enumerated: Message of each site that was left out for its ``infer={"enumerate": ...}``.
+        batch_dims: How many dimensions from the right the plates and batches of sites take.
     """
 
     sites: tuple[Site, ...]
@@ -62,6 +64,8 @@ class ModelTrace:
     param_messages: Mapping[str, Mapping[str, Any]]
     first_array: Tensor | None = None
     without_draws: frozenset[str] = frozenset()
+    enumerated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    batch_dims: int = 0
 
 
 @contextmanager
@@ -179,6 +183,7 @@ def trace_model(
         trace = poutine.trace(model).get_trace(*own_rows(args), **(kwargs or {}))
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
+    enumerated: dict[str, Mapping[str, Any]] = {}
     first = 0
     for name in trace.stochastic_nodes:
         node = nodes[name]
@@ -192,11 +197,17 @@ def trace_model(
             continue
         fn = node["fn"]
         if leave_enumerated and node["infer"].get("enumerate"):
+            enumerated[name] = node
             continue
         _check_support(name, fn, has_own_maps=not of_rows)
         u = bijection(fn.support).inv(node["value"])
         sites.append(Site(name, node["value"].shape, fn.support, first, first + u.numel(), u.shape))
         first += u.numel()
+    if not sites and enumerated:
+        raise SiteError(
+            f"every latent site of the model, {', '.join(map(repr, enumerated))}, is summed out, "
+            "and none is left to infer: pyro.infer.infer_discrete draws them from their posterior"
+        )
     if not sites:
         raise SiteError(
             "the model has no latent sample site: give its weights priors, for example with "
@@ -206,7 +217,25 @@ def trace_model(
     params = {name: node for name, node in nodes.items() if node["type"] == "param"}
     started = frozenset(starting.without_draws)
     first_array = _first_array({k: v for k, v in nodes.items() if k not in started})
-    return ModelTrace(tuple(sites), messages, params, first_array, started & {*messages})
+    return ModelTrace(
+        tuple(sites),
+        messages,
+        params,
+        first_array,
+        started & {*messages},
+        enumerated,
+        _batch_dims(nodes),
+    )
+
+
+def _batch_dims(nodes: Mapping[str, Any]) -> int:
+    """How many dimensions from the right the plates and batches of a run's sites take."""
+    samples = [node for node in nodes.values() if node["type"] == "sample"]
+    frames = [f for node in samples for f in node["cond_indep_stack"] if f.vectorized]
+    drawn = [node for node in samples if isinstance(node["fn"], torch.distributions.Distribution)]
+    batches = [len(node["fn"].batch_shape) for node in drawn]
+    values = [torch.as_tensor(n["value"]).ndim - len(n["fn"].event_shape) for n in drawn]
+    return max([*(-frame.dim for frame in frames), *batches, *values], default=0)
 
 
 def _first_array(nodes: Mapping[str, Any]) -> Tensor | None:
@@ -244,6 +273,8 @@ def _check_support(name: str, fn: Distribution, *, has_own_maps: bool = True) ->
             "a prior with a density, such as a narrow Normal, where it is to be inferred"
         )
     if not fn.has_rsample and base_support(fn.support).is_discrete:
+        if has_own_maps:
+            raise SiteError(f"the latent site {name!r} is discrete ({kind}), {way_out(fn)}")
         raise SiteError(
             f"the latent site {name!r} is discrete ({kind}); sum it out in the model, as by "
             "pyro.distributions.MixtureSameFamily, since every latent site has to be continuous. "
@@ -263,6 +294,27 @@ def _check_support(name: str, fn: Distribution, *, has_own_maps: bool = True) ->
             f"the latent site {name!r} ({kind}) has the support {fn.support}, for which torch has "
             "no map from unconstrained numbers: write it as a function of sites that have one"
         ) from error
+
+
+def way_out(fn: Distribution) -> str:
+    """What to do with a discrete site of a distribution in a plain model."""
+    if getattr(fn, "has_enumerate_support", False):
+        return (
+            "and is not marked for enumeration: put @pyro.infer.config_enumerate above the model, "
+            'or infer={"enumerate": "parallel"} in the sample statement, and all of its values '
+            f"are summed out exactly: {ENUMERATION}"
+        )
+    if getattr(innermost(fn), "has_enumerate_support", False) and isinstance(
+        fn, torch.distributions.Independent
+    ):
+        return (
+            "and all combinations of the entries that to_event joins are too many to sum out: put "
+            "the entries in a pyro.plate, and @pyro.infer.config_enumerate above the model"
+        )
+    return (
+        "and has no finite list of values that could be summed out: bound it, as by a Categorical "
+        "over the values that matter, with @pyro.infer.config_enumerate above the model"
+    )
 
 
 def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
@@ -305,6 +357,7 @@ class Evaluate(Messenger):
         observed: Message of each observed site, and of ``"y"`` where the model runs without it.
         factors: Message of each ``pyro.factor`` statement.
         recorded: Value of each ``pyro.deterministic`` statement.
+        summed: Message of each site that is marked for enumeration.
         unlisted: Names of the sites that are latent here and have no value: the run drew them.
         marks: The marks that followed the run's values through its operations, if any.
     """
@@ -321,8 +374,9 @@ class Evaluate(Messenger):
         self.observed: dict[str, dict[str, Any]] = {}
         self.factors: dict[str, dict[str, Any]] = {}
         self.recorded: dict[str, Any] = {}
+        self.summed: dict[str, dict[str, Any]] = {}
         self.unlisted: list[str] = []
-        self.marks: Marks | None = None
+        self.marks: Marks | None = getattr(values, "marks", None)
 
     @property
     def y(self) -> dict[str, Any]:
@@ -369,7 +423,7 @@ class Evaluate(Messenger):
             msg["value"] = draw_or_start(msg)[0] if value is None else value
         elif msg["name"] == "f" and self.output is not None:
             msg["value"] = self.output.reshape(msg["value"].shape)
-        elif msg["name"] == "y" and not msg["is_observed"]:
+        elif msg["name"] == "y" and not (msg["is_observed"] or _is_enumerated(msg)):
             msg["value"] = zeros_like(msg["fn"])  # only the model's own code reads it
         elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
             fn = msg["fn"]  # x is the minibatch already: draw no random rows of the plate
@@ -384,15 +438,19 @@ class Evaluate(Messenger):
             self.recorded[name] = msg["value"]
         elif isinstance(msg["fn"], dist.Unit):
             self.factors[name] = msg
+        elif _is_enumerated(msg):
+            self.summed[name] = msg
+            if self.marks is not None:
+                self.marks.put([msg["value"]], name)
         elif msg["is_observed"] or name == "y":
             self.observed[name] = msg
-        elif not (_is_left_out(msg) or type(msg["fn"]).__name__ == "_Subsample"):
+        elif not (msg["infer"].get("is_auxiliary") or type(msg["fn"]).__name__ == "_Subsample"):
             self.unlisted.append(name)
 
 
-def _is_left_out(msg: Mapping[str, Any]) -> bool:
-    """Whether a site is no latent one of the model, or one that is summed out."""
-    return bool(msg["infer"].get("is_auxiliary") or msg["infer"].get("enumerate"))
+def _is_enumerated(msg: Mapping[str, Any]) -> bool:
+    """Whether a latent site is marked for enumeration."""
+    return bool(msg["infer"].get("enumerate")) and not msg["is_observed"]
 
 
 class Unobserved(Messenger):
@@ -411,10 +469,24 @@ class Unobserved(Messenger):
             msg["is_observed"], msg["value"] = False, None
 
 
+class _HeldWhereItFits(Messenger):
+    """Hold sites at values, where the run gives them the same shape."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+        value = self.values.get(msg["name"])
+        if value is not None and value.shape == msg["fn"].shape():
+            msg["is_observed"], msg["value"] = True, value
+
+
 def predicted(
     model: Model,
     call: Call,
     latents: Mapping[str, Tensor],
+    discrete: Mapping[str, Tensor],
     *,
     anew: bool,
     params: Mapping[str, Tensor],
@@ -426,6 +498,8 @@ def predicted(
         model: Pyro model.
         call: Its arguments.
         latents: Value of each latent site.
+        discrete: Value of each discrete site that is summed out; one that has another shape in
+            this run is drawn.
         anew: Whether what the model observes is drawn.
         params: As :func:`evaluate` takes them.
         store: As :func:`evaluate` takes them.
@@ -435,10 +509,11 @@ def predicted(
     with (
         empty_store(),
         _without_registration_warnings(),
-        Unobserved(latents) if anew else contextlib.nullcontext(),
+        Unobserved({*latents, *discrete}) if anew else contextlib.nullcontext(),
         poutine.trace() as tracer,
         poutine.substitute(data=values),
         poutine.condition(data=dict(latents)),
+        _HeldWhereItFits(discrete),
     ):
         _call(model, own_rows(call.args), call.kwargs, of_module)
     nodes: Mapping[str, Any] = tracer.trace.nodes
@@ -447,6 +522,7 @@ def predicted(
         for name, node in nodes.items()
         if node["type"] == "sample"
         and name not in latents
+        and node["value"] is not discrete.get(name)
         and type(node["fn"]).__name__ != "_Subsample"
         and not isinstance(node["fn"], dist.Unit)
     }

@@ -21,7 +21,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
 from pyro_bnn.program.dependence import PARAMETER
-from pyro_bnn.program.failures import named_failures, require_densities
+from pyro_bnn.program.failures import named_failures, require_densities, require_supports
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -100,6 +100,10 @@ class Joint:
         dtype: Of z.
         device: Where z is.
         snapshot: The model's buffers, priors and modes as they were.
+        log_hidden: What Pyro's own density counts besides, a constant: see
+            :class:`EnumeratedJoint`.
+        without_log_likelihood: Names of the observed sites without a log density for each entry,
+            since a discrete site ties entries or sites together.
 
     Example:
         >>> import pyro
@@ -112,6 +116,9 @@ class Joint:
         >>> round(float(joint.log_joint(z)), 4)
         -3.6447
     """
+
+    log_hidden = 0.0
+    without_log_likelihood: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -128,12 +135,7 @@ class Joint:
         is_plain = check is None
         failures = functools.partial(named_failures, model, self.args, self.kwargs, starting)
         if trace is None:
-            with isolated(), failures():
-                trace = at_a_possible_draw(
-                    lambda: trace_model(
-                        model, self.args, self.kwargs, of_rows=False, start=starting
-                    )
-                )
+            trace = trace_plain(model, self.args, self.kwargs, starting)
         self.latents = Latents(trace.sites)
         without_draws = trace.without_draws
         self.is_batched = True
@@ -161,7 +163,7 @@ class Joint:
             if check is not None:
                 check(probe)
             else:
-                require_densities(probe)
+                self._require_densities(probe)
             if is_plain and (dependent := sites_of_dependent_support(probe)):
                 sites = (replace(s, is_dependent=s.name in dependent) for s in self.sites)
                 self.latents = Latents(tuple(sites))
@@ -173,6 +175,11 @@ class Joint:
             self._priors_are_apart = not self.latents.dependent and all(
                 probe.sources(site.name) <= {PARAMETER} for site in self.sites
             )
+
+    def _require_densities(self, probe: Evaluate) -> None:
+        """Check the shapes and supports of a run with marks."""
+        require_densities(probe)
+        require_supports(probe)
 
     def _require_numbers(self) -> None:
         """Check that z is of numbers where the model was traced."""
@@ -438,7 +445,7 @@ class Joint:
         params = self.params if params is None else params
         with self.snapshot.held():
             run = evaluate(
-                self.model,
+                self.model_at(values),
                 values,
                 *(own_rows(args) if self._writes_arguments else args),
                 kwargs=self.kwargs,
@@ -456,6 +463,10 @@ class Joint:
             )
         return run
 
+    def model_at(self, values: Mapping[str, SiteValue]) -> Model:  # noqa: ARG002
+        """The model as it is run at values of its sites."""
+        return self.model
+
     def run_at(
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None
     ) -> Evaluate:
@@ -463,13 +474,18 @@ class Joint:
         return self.run(self.latents.in_run(z), args, params)
 
     def predicted(
-        self, call: Call | None, latents: Mapping[str, Tensor], params: Params
+        self,
+        call: Call | None,
+        latents: Mapping[str, Tensor],
+        discrete: Mapping[str, Tensor],
+        params: Params,
     ) -> dict[str, Tensor]:
         """Values of all sites but the latent ones, drawn or computed; see :func:`.predicted`.
 
         Args:
             call: The arguments; None for the model's own, of which what it observes is drawn anew.
             latents: Value of each latent site.
+            discrete: Value of each discrete site that is summed out.
             params: Values of its point-estimated parameters.
         """
         with self.snapshot.held():
@@ -477,10 +493,15 @@ class Joint:
                 self.model,
                 self.call if call is None else call,
                 latents,
+                discrete,
                 anew=call is None,
                 params={**self.snapshot.buffers, **params},
                 store=self._store,
             )
+
+    def drawn_run(self) -> Evaluate:
+        """A run at the initial z in which each site has its own shape."""
+        return self.run_at(self.initial)
 
     def _over_draws(
         self,
@@ -509,9 +530,9 @@ class Joint:
             start = stop
         return draw[: self.num_latents], params
 
-    def batched(self, fn: Callable[[Tensor], T], z: Tensor) -> T:
+    def batched(self, fn: Callable[[Tensor], T], z: Tensor, *, is_random: bool = False) -> T:
         """A function of each draw, as one batch, or one by one where the model refuses that."""
-        values, reason = batched_or_looped(fn, z, as_batch=self.is_batched)
+        values, reason = batched_or_looped(fn, z, as_batch=self.is_batched, is_random=is_random)
         if reason:
             self.is_batched = False
             logger.warning(
@@ -520,6 +541,35 @@ class Joint:
                 reason,
             )
         return values
+
+
+def trace_plain(
+    model: Model,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    starting: Starting | None = None,
+    *,
+    leave_enumerated: bool = False,
+) -> ModelTrace:
+    """A look at a model on its arguments, at a draw where it can run.
+
+    Args:
+        model: Pyro model.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        starting: Gives sites their values.
+        leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
+
+    Raises:
+        ModelError, SiteError: As :class:`Joint`.
+    """
+    start = Starting() if starting is None else starting
+    with isolated(), named_failures(model, args, kwargs, start):
+        return at_a_possible_draw(
+            lambda: trace_model(
+                model, args, kwargs, leave_enumerated=leave_enumerated, of_rows=False, start=start
+            )
+        )
 
 
 def at_a_possible_draw(run: Callable[[], T]) -> T:

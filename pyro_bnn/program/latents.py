@@ -74,6 +74,8 @@ class Latents:
         improper: Names of the sites with a flat prior.
         without_draws: Names of the sites whose priors cannot be drawn from; what stands for draws
             are points to start from.
+        elsewhere: Names of the sites whose densities are no part of :meth:`log_prior`, but their
+            Jacobians are.
     """
 
     def __init__(self, sites: tuple[Site, ...]) -> None:
@@ -86,6 +88,7 @@ class Latents:
         self.dependent = tuple(site for site in sites if site.is_dependent)
         self.improper: frozenset[str] = frozenset()
         self.without_draws: frozenset[str] = frozenset()
+        self.elsewhere: frozenset[str] = frozenset()
 
     def is_closed_form(
         self, cauchy: frozenset[str] = frozenset(), others: Marginal = "normal"
@@ -168,7 +171,8 @@ class Latents:
         parts = self._split(z) if self._other_sites and jacobian else {}
         for site in self._other_sites:
             msg = run.latent[site.name]
-            total = total + (log_prob(msg) * msg["scale"]).sum()
+            if site.name not in self.elsewhere:
+                total = total + (log_prob(msg) * msg["scale"]).sum()
             if jacobian:
                 support = msg["fn"].support if site.is_dependent else None
                 total = total + site.log_abs_det_jacobian_of(parts[site.name], support)
