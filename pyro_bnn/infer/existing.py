@@ -423,6 +423,7 @@ def _require_density(problem: Problem | CallProblem, z: Tensor, expected: float 
     rows = None if isinstance(problem, CallProblem) else problem.rows
     with torch.no_grad():
         found = float(problem.joint.log_joint(z[0, 0], rows, jacobian=False))
+        found += problem.joint.log_hidden
     if not math.isclose(found, expected, rel_tol=SAME, abs_tol=SAME):
         raise ModelError(
             f"the log joint of {model_name(problem.model)} on these data is {found:.6g} at the "

@@ -28,6 +28,7 @@ from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
+from pyro_bnn.program.enumerated import joint_of
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
@@ -315,14 +316,14 @@ class CallProblem(Facts):
 
     @cached_property
     def _joint(self) -> Joint:
-        return Joint(self.model, self.call.args, self.call.kwargs)
+        return joint_of(self.model, self.call.args, self.call.kwargs)
 
     @property
     def joint(self) -> Joint:
         """The model as tensor functions; traced when it is first asked for.
 
         Raises:
-            ModelError, SiteError: As :class:`pyro_bnn.program.Joint`.
+            ModelError, SiteError: As :func:`pyro_bnn.program.joint_of`.
         """
         return self._joint
 

@@ -25,6 +25,7 @@ from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.nature import SCHEMA as OF_NATURE
 from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.provenance import Provenance
+from pyro_bnn.program.enumerated import joint_of
 from pyro_bnn.program.fingerprint import fingerprint, wave
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.joint import Joint
@@ -177,7 +178,7 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         what = str(error) if isinstance(error, BNNError) else f"{type(error).__name__}: {error}"
         raise FileFormatError(f"{path} is damaged: {what}") from error
     try:
-        joint = Joint(model, document["args"], document["kwargs"])
+        joint = joint_of(model, document["args"], document["kwargs"])
     except Exception as error:
         reason = str(error).strip().splitlines()[:1]
         raise SiteError(

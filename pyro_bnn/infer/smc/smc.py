@@ -206,7 +206,8 @@ def _check_prior(program: Joint, engine: str) -> None:
             f"{engine} starts at draws from the prior, and that of {', '.join(undrawn)} has a "
             "density alone: take NUTS"
         )
-    messages = program.run_at(program.initial).latent
+    run = program.run_at(program.initial)
+    messages = {**run.latent, **(run.summed if latents.elsewhere else {})}
     if scaled := sorted(name for name, msg in messages.items() if _is_scaled(msg)):
         raise SiteError(
             f"{engine} starts at draws from the prior, and the density of {', '.join(scaled)} is "

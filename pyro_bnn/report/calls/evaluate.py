@@ -128,6 +128,8 @@ def _loo(
     """
     from pyro_bnn import arviz_io
 
+    if site in posterior.program.without_log_likelihood:
+        return None, f"discrete sites tie {site!r} to other values, so that it has no density alone"
     held = ", ".join(sorted(posterior.params))
     groups: dict[str, dict[str, Any]] = {}
     is_exact = is_exact_sampler(posterior)
