@@ -37,7 +37,7 @@ from pyro_bnn.sites import require_sites
 logger = logging.getLogger("pyro_bnn")
 
 UNKNOWN = math.nan  # seconds of a run that nobody timed
-SAME = 1e-3  # relative difference of one log density in two precisions
+SAME = 1e-6  # difference of one log joint in double precision, relative where that is more
 OF_CHAINS = {
     "settling": "raise warmup_steps and num_samples of MCMC",
     "few draws": "raise num_samples of MCMC",
@@ -424,7 +424,8 @@ def _require_density(problem: Problem | CallProblem, z: Tensor, expected: float 
     with torch.no_grad():
         found = float(problem.joint.log_joint(z[0, 0], rows, jacobian=False))
         found += problem.joint.log_hidden
-    if not math.isclose(found, expected, rel_tol=SAME, abs_tol=SAME):
+    same = max(SAME, torch.finfo(z.dtype).eps ** 0.5)
+    if not math.isclose(found, expected, rel_tol=same, abs_tol=same):
         raise ModelError(
             f"the log joint of {model_name(problem.model)} on these data is {found:.6g} at the "
             f"first draw, and {expected:.6g} in the run: pass the model of the kernel, and the "

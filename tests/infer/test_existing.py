@@ -199,7 +199,7 @@ def test_another_model_or_other_data_are_refused_by_name(mcmc: MCMC) -> None:
         bnn.from_mcmc(mcmc, in_a_range, CALL)
     with pytest.raises(ModelError, match=r"the log joint of wider on these data is .* in the run"):
         bnn.from_mcmc(mcmc, wider, CALL)
-    other = Call(Y.double() + 0.1, NOISE.double(), count=CALL.kwargs["count"])
+    other = Call(Y.double() + 1e-4, NOISE.double(), count=CALL.kwargs["count"])
     with pytest.raises(ModelError, match="the arguments that"):
         bnn.from_mcmc(mcmc, groups, other)
 
