@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pyro_bnn.checks import check_positive_int, check_seed, plain
 from pyro_bnn.data import Call
 from pyro_bnn.errors import ModelError, OptionError, SiteError
-from pyro_bnn.handled import model_name
+from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.infer.inputs import FitData, as_dataset, unchanged
 from pyro_bnn.infer.problem import CallProblem, Problem
 from pyro_bnn.infer.svi.stock import NUM_DRAWS, draws_of_guide, laplace_of
@@ -297,9 +297,19 @@ def _take_params(joint: Joint, store: Store) -> list[str]:
     """Give the model's ``pyro.param`` statements the store's values; names those it lacks.
 
     Raises:
-        SiteError: If a value has another shape.
+        SiteError: If a value has another shape, or a parameter of a module other values there.
     """
     missing = []
+    own_of_module = {
+        name.removesuffix("_unconstrained"): value  # as Pyro names those with a constraint
+        for name, value in parameters_of(joint.model).items()
+    }
+    changed = [
+        name
+        for name, own in own_of_module.items()
+        if (value := store["params"].get(name)) is not None and not torch.equal(value, own)
+    ]
+    _require_same(changed, model_name(joint.model))
     for name in joint.stated_params:
         value = store["params"].get(name)
         if value is None:
@@ -340,13 +350,22 @@ def _require_trained(guide: Any, name: str, call: Call, joint: Joint, store: Sto
             "store that was saved"
         )
     after = dict(guide.named_parameters()) if own else {}
-    if changed := [key for key, value in before.items() if not torch.equal(value, after[key])]:
+    _require_same([k for k, value in before.items() if not torch.equal(value, after[k])], name)
+    return sum(leaf.numel() for leaf in {id(leaf): leaf for leaf in leaves.values()}.values())
+
+
+def _require_same(changed: list[str], name: str) -> None:
+    """Refuse parameters that a module and the store have each in their way.
+
+    Raises:
+        SiteError: If there are any.
+    """
+    if changed:
         raise SiteError(
             f"the parameters {', '.join(changed)} of {name} have other values in Pyro's store, "
-            "which another guide of this name may have put there: call pyro.clear_param_store() to "
-            "take those of the guide, or the guide itself once to take those of the store"
+            "which another module of such names may have put there: call pyro.clear_param_store() "
+            f"to take those of {name}, or {name} itself once to take those of the store"
         )
-    return sum(leaf.numel() for leaf in {id(leaf): leaf for leaf in leaves.values()}.values())
 
 
 # Draws, and whether they are of this model

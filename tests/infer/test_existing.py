@@ -19,7 +19,8 @@ from pyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
-from torch import Tensor
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 from torch.testing import assert_close
 
@@ -159,6 +160,35 @@ def test_parameters_are_those_of_the_store(caplog: pytest.LogCaptureFixture) -> 
     pyro.get_param_store().setdefault("scale", torch.ones(2), constraints.positive)
     with pytest.raises(SiteError, match=r"'scale' in Pyro's store has shape \(2,\)"):
         bnn.from_mcmc(mcmc, model, Call(y))
+
+
+class Offset(PyroModule):
+    """A model with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.tensor(0.5))
+        self.scale: Any = PyroParam(torch.tensor(2.0), constraint=constraints.positive)
+
+    def forward(self, y: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 2.0))
+        pyro.sample("y", dist.Normal(loc + self.offset, self.scale), obs=y)
+
+
+def test_parameters_of_a_module_are_its_own_unless_the_store_has_others() -> None:
+    model, y = Offset(), torch.tensor(0.7)
+    guide = AutoNormal(model)
+    train_guide(model, guide, Call(y), 3)
+    posterior = bnn.from_guide(guide, model, Call(y), num_samples=20)
+    offset, scale = model.offset.detach(), model.scale.detach()
+    assert float(offset) != 0.5
+    expected = dist.Normal(posterior.sample()["loc"] + offset, scale).log_prob(y)
+    assert_close(posterior.log_likelihood()["y"], expected)
+    for name in ("offset", "scale"):
+        pyro.get_param_store()[name] = torch.tensor(0.25)
+        with pytest.raises(SiteError, match=f"the parameters {name} of Offset have other values"):
+            bnn.from_guide(guide, model, Call(y))
+        pyro.get_param_store()[name] = {"offset": offset, "scale": scale}[name]
 
 
 def without_rate(y: Tensor, noise: Tensor, *, count: Any = None) -> None:
