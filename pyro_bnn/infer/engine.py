@@ -15,11 +15,12 @@ from pyro_bnn.checks import check_seed, plain
 from pyro_bnn.data import Call, Dataset
 from pyro_bnn.errors import DivergenceError, ModelError, OptionError
 from pyro_bnn.handled import model_name
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import FitData, Init, as_dataset, unchanged
-from pyro_bnn.infer.problem import CallProblem, Problem
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
 from pyro_bnn.posterior.call_posterior import CallPosterior
 from pyro_bnn.posterior.nature import Fault, Nature, PosteriorKind

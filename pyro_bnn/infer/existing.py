@@ -21,8 +21,9 @@ from pyro_bnn.checks import check_positive_int, check_seed, plain
 from pyro_bnn.data import Call
 from pyro_bnn.errors import ModelError, OptionError, SiteError
 from pyro_bnn.handled import model_name, parameters_of
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.inputs import FitData, as_dataset, unchanged
-from pyro_bnn.infer.problem import CallProblem, Problem
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.svi.stock import NUM_DRAWS, draws_of_guide, laplace_of
 from pyro_bnn.posterior.call_posterior import CallDraws
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior

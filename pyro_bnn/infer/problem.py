@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyro_bnn.data import Call, Dataset
+from pyro_bnn.data import Dataset
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
@@ -28,7 +28,6 @@ from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
-from pyro_bnn.program.enumerated import joint_of
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
@@ -290,97 +289,3 @@ class Problem(Facts):
         """That of a Gaussian around a mode; see the base class."""
         how: Any = {"method": None, "num_parameters": None, "losses": losses}
         return LaplacePosterior(self.program, guide, self._of_guide(guide, saves, options, **how))
-
-
-@dataclass(frozen=True, eq=False)
-class CallProblem(Facts):
-    """Any model and the arguments that it is called with.
-
-    Args:
-        model: The Pyro model.
-        call: Its arguments.
-        init: Where to start, or None.
-        seed: Seed of the run.
-        engine: Name of the engine.
-        progress: Whether a run shows how far it is.
-        declare: What the engine declares of a posterior of given options; None where there is none.
-    """
-
-    model: Model
-    call: Call
-    init: Init
-    seed: int
-    engine: str
-    progress: bool = False
-    declare: Callable[[Mapping[str, Any]], Nature] | None = None
-
-    @cached_property
-    def _joint(self) -> Joint:
-        return joint_of(self.model, self.call.args, self.call.kwargs)
-
-    @property
-    def joint(self) -> Joint:
-        """The model as tensor functions; traced when it is first asked for.
-
-        Raises:
-            ModelError, SiteError: As :func:`pyro_bnn.program.joint_of`.
-        """
-        return self._joint
-
-    @property
-    def num_rows(self) -> int:
-        """One: the call itself, of which the joint holds the arguments."""
-        return 1
-
-    @property
-    def rows(self) -> Batch:
-        """A row of zeros, which stands for the call."""
-        row = self.joint.initial.new_zeros(1)
-        return Batch(row, row.clone())
-
-    def batches(self, size: int | None) -> Batches:
-        """The call again and again."""
-        return Minibatches(self.rows, size, self.seed)
-
-    def prior_draws(self, num_draws: int, seed: int) -> Tensor:
-        """Draws z ``[S, P]`` from the prior."""
-        return self.joint.prior_draws(num_draws, seed=seed)
-
-    def draws_posterior(
-        self,
-        z: Tensor,
-        provenance: Provenance,
-        stats: Mapping[str, NDArray[Any]],
-        log_q: Tensor | None = None,
-    ) -> CallDraws:
-        """Draws ``[C, S, P]``, with statistics ``[C, S]`` of chains, or log q ``[C, S]``."""
-        return CallDraws(self.joint, z, provenance, sample_stats=stats, log_q=log_q)
-
-    def particle_posterior(
-        self, z: Tensor, provenance: Provenance, stats: Mapping[str, NDArray[Any]], stages: Tensor
-    ) -> CallParticles:
-        """The same of islands of particles, with a row of each temperature ``[n, 10]``."""
-        return CallParticles(self.joint, z, provenance, sample_stats=stats, stages=stages)
-
-    def guide_posterior(
-        self,
-        guide: Guide,
-        saves: Checkpoint,
-        options: dict[str, Any],
-        *,
-        method: str | None = None,
-        num_parameters: int | None = None,
-        losses: list[float] | None = None,
-        doubling: Doubling | None = None,
-    ) -> CallGuide:
-        """The posterior of a guide; see the base class."""
-        how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
-        provenance = self._of_guide(guide, saves, options, method=method, **how)
-        return CallGuide(self.joint, guide, provenance)
-
-    def laplace_posterior(
-        self, guide: Guide, saves: Checkpoint, options: dict[str, Any], losses: list[float]
-    ) -> CallLaplace:
-        """That of a Gaussian around a mode; see the base class."""
-        how: Any = {"method": None, "num_parameters": None, "losses": losses}
-        return CallLaplace(self.joint, guide, self._of_guide(guide, saves, options, **how))

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_bnn.checks import check_choice, check_positive_int
 from pyro_bnn.errors import DivergenceError, OptionError, SiteError
 from pyro_bnn.guides import AutoDelta, Guide
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.curvature.rows import NewtonCurvature
@@ -32,7 +33,7 @@ from pyro_bnn.infer.laplace.mode import (
     settle,
 )
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide
-from pyro_bnn.infer.problem import CallProblem, Facts, Problem
+from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.infer.svi.training import Training

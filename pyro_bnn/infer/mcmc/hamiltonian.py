@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_bnn.checks import check_positive_int, check_seed
 from pyro_bnn.errors import ModelError, OptionError, ShapeError
 from pyro_bnn.handled import model_name
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.compiling import check_compile, is_compiled
@@ -33,7 +34,7 @@ from pyro_bnn.infer.mcmc.length_search import MOST, LengthSearch
 from pyro_bnn.infer.mcmc.lockstep import Energy, Graphs
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
-from pyro_bnn.infer.problem import CallProblem, Problem
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
 from pyro_bnn.infer.steps.potentials import TargetDensity, of_call, of_each, of_one
 from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts, known_before, stream_seed

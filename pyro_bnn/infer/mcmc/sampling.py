@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.errors import FileFormatError
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.mcmc import mass as masses
 from pyro_bnn.infer.mcmc.chains import BLOCK_APART, MOST_STEPS
@@ -35,7 +36,7 @@ from pyro_bnn.infer.mcmc.lockstep import BlockDraws, Lockstep
 from pyro_bnn.infer.mcmc.mass import Mass
 from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.windows import RANK, Window, windows_of
-from pyro_bnn.infer.problem import CallProblem, Problem
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.steps.store import DrawStore, turns_of
 from pyro_bnn.infer.steps.threads import one_thread

@@ -15,10 +15,11 @@ from torch import Tensor
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.handled import model_name
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.compiling import C_TIME, check_compile, is_compiled
 from pyro_bnn.infer.engine import Engine, Start
-from pyro_bnn.infer.problem import CallProblem, Facts, Problem
+from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.infer.smc.moves import Densities, Particles
 from pyro_bnn.infer.smc.run import Islands, Settings
 from pyro_bnn.infer.starting_points import starting_points

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of, parameters_of
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
-from pyro_bnn.infer.problem import CallProblem, Facts, Problem
+from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.infer.steps.rounds import advice_on_length
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, FOR_ALL
 from pyro_bnn.infer.svi.options import GuideSpec, SVIOptions, name_of
