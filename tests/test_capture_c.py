@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import special
 from torch import Tensor
+from torch.distributions import LKJCholesky, constraints, transform_to
 from torch.nn import functional
 
 from pyro_bnn.capture.c import library as c_library
@@ -285,6 +286,23 @@ def test_special_functions_against_scipy(dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             value, wanted, equal_nan=True, rtol=1e-6 if dtype is torch.float32 else 1e-12, atol=1e-9
         )
+
+
+def test_entries_that_a_fixed_mask_chooses() -> None:
+    """As of a triangle that is filled from a vector, in the density of a matrix of correlations."""
+    mask = torch.ones(4, 4).tril(-1).bool()
+
+    def gradients(z: Tensor) -> list[Tensor]:
+        def value(z: Tensor) -> Tensor:
+            low = torch.outer(z[:4], z[:4])[mask]
+            to_factor = transform_to(constraints.corr_cholesky)
+            factor = to_factor(low * z)
+            density: Tensor = LKJCholesky(4, 2.0).log_prob(factor)
+            return density + to_factor.log_abs_det_jacobian(z, factor)
+
+        return list(torch.func.vmap(torch.func.grad_and_value(value))(z))
+
+    check(gradients, normal(2, 6, dtype=torch.float64))
 
 
 def test_a_long_chain_of_operations_is_parted() -> None:

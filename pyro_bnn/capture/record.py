@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # this and sympy take half a second to import
 
 logger = logging.getLogger("pyro_bnn")
 
+aten = torch.ops.aten
+BY_INDEX = frozenset({aten.index, aten.index_put, aten.index_put_, aten._unsafe_index_put})
+
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 DEPENDENT = "it has data-dependent control flow: its operations depend on values of tensors"
@@ -201,6 +204,8 @@ class _Recorder(Mode):
                 return values
         if func is torch.ops.aten.lift_fresh.default:  # a constant: nothing may write into it
             func = torch.ops.aten.lift_fresh_copy.default
+        if getattr(func, "overloadpacket", None) in BY_INDEX:
+            args = (args[0], self._places(args[1]), *args[2:])
         given, named = cast(Any, map_aggregate((args, kwargs), self.node))
         node = self.graph.call_function(func, given, named)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -217,6 +222,17 @@ class _Recorder(Mode):
                     self._varying.update({part} if node in self._varying else ())
                     self._know(value, part)
         return values
+
+    def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Indices, in which masks that no input leads to are the places that they choose."""
+        found: list[Tensor | None] = []
+        for index in indices:
+            is_mask = index is not None and index.dtype is torch.bool and index.ndim > 0
+            if index is not None and is_mask and not self.is_varying(index):
+                found += index.nonzero().unbind(1)
+            else:
+                found.append(index)
+        return found
 
     def is_varying(self, value: Tensor) -> bool:
         """Whether a tensor depends on an input, or was drawn at random."""
