@@ -298,7 +298,8 @@ def test_entries_that_a_fixed_mask_chooses() -> None:
             to_factor = transform_to(constraints.corr_cholesky)
             factor = to_factor(low * z)
             density: Tensor = LKJCholesky(4, 2.0).log_prob(factor)
-            return density + to_factor.log_abs_det_jacobian(z, factor)
+            volume: Tensor = to_factor.log_abs_det_jacobian(z, factor)
+            return density + volume
 
         return list(torch.func.vmap(torch.func.grad_and_value(value))(z))
 
