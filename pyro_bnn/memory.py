@@ -16,14 +16,17 @@ GIB = 1 << 30
 STORED_DRAWS = GIB  # bytes of stored draws beyond which they are on disk
 WORKING_SET = 16 << 20  # chunks larger than the caches only wait for memory
 _PROBE_ROWS = 64
-_NO_MEMORY = ("t allocate memory", "not allocate memory", "not enough memory", "bad_alloc")
+_NO_MEMORY = (
+    *("t allocate memory", "not allocate memory", "not enough memory", "bad_alloc"),
+    "failed to map segment",  # of a library that is imported
+)
 
 
 def is_exceeded(error: BaseException) -> bool:
     """Whether an error says that the system, or a GPU, has no memory left: torch has several."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and any(
+    return isinstance(error, RuntimeError | OSError | ImportError) and any(
         words in str(error).lower() for words in _NO_MEMORY
     )
 

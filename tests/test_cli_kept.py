@@ -24,6 +24,7 @@ import torch
 from pyro_bnn.cli.kept import PREFIX, locked_folder, write_or_rescue
 from pyro_bnn.cli.runs import _fit_one
 from pyro_bnn.cli.saved_fit import SavedFit
+from pyro_bnn.cli.saves import Saves
 from pyro_bnn.errors import DataError, ModelError, OptionError, OutputError
 from pyro_bnn.files import atomic
 from pyro_bnn.infer import NUTS, SVI
@@ -178,7 +179,13 @@ def test_ctrl_c_in_an_evaluation_leaves_the_fits_that_ended(
 
     evaluates(monkeypatch, stop)
     code, _, err = run(*TWO, "--out", tmp_path)
-    assert (code, err) == (130, "pyro-bnn: interrupted; with --checkpoint FOLDER a run can go on\n")
+    assert (code, err.splitlines()) == (
+        130,
+        [
+            f"pyro-bnn: note: fits that have ended are in the folder '{tmp_path / FITS}'",
+            "pyro-bnn: interrupted; with --checkpoint FOLDER a run can go on",
+        ],
+    )
     model = MLP(2, hidden=(2,), likelihood=Bernoulli())
     names = {"auto-normal.safetensors", "auto-delta.safetensors"}
     found = {path.name: Posterior.load(path, model) for path in (tmp_path / FITS).iterdir()}
@@ -258,12 +265,37 @@ def test_memory_that_ends_after_the_fits_is_told_in_one_line_and_they_are_there(
         (RuntimeError(TORCHS), True),
         (RuntimeError("std::bad_alloc"), True),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), True),
+        (ImportError("libtiff.so: failed to map segment from shared object"), True),
+        (ImportError("No module named 'libtiff'"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), False),
     ],
 )
 def test_what_says_that_memory_is_exceeded(error: Exception, expected: bool) -> None:
     assert is_exceeded(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("command", "where", "advice"),
+    [
+        (
+            TWO,
+            "load_rows",
+            "fewer rows a step (--batch-size), draws (--samples), chains (--chains), training rows "
+            "(--max-rows), units (--hidden) or processes (--jobs) take less",
+        ),
+        (("prior",), "make_networks", "draws (--draws) or units (--hidden) take less"),
+        (("report", "x.nc"), "", "end other programs, or take a machine with more"),
+    ],
+)
+def test_what_takes_less_memory_is_an_option_of_the_command(
+    command: tuple[str, ...], where: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"pyro_bnn.cli.networks.{where}" if where else "pyro_bnn.report.compare_files"
+    monkeypatch.setattr(place, raises(MemoryError()))
+    monkeypatch.setattr("pyro_bnn.report.saved.compare_files.named_files", lambda files: {})
+    code, _, err = run(*command)
+    assert (code, err) == (1, f"pyro-bnn: there is not enough memory: {advice}\n")
 
 
 def test_one_draw_is_refused_before_the_first_fit(tmp_path: Path) -> None:
@@ -381,6 +413,38 @@ def test_ranks_on_a_full_disk_are_in_the_folder_that_is_named(
     assert {path.suffix for path in rescued(err, temporary).iterdir()} == {".csv", ".png"}
 
 
+def test_a_report_of_files_on_a_full_disk_is_in_the_folder_that_is_named(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(*TWO, "--out", tmp_path / "fits").code == 0
+    files = [tmp_path / "fits" / f"{name}.nc" for name in ("auto-normal", "auto-delta")]
+    with full(tmp_path / "out", monkeypatch, but="table.csv"):
+        code, out, err = run("report", *files, "--out", tmp_path / "out")
+    assert code == 1
+    assert "2 methods on 20 held-out rows" in out
+    names = {"index.html", "table.csv", "verdicts.json"}
+    folder = rescued(err, temporary)
+    assert {path.name for path in folder.iterdir()} == names
+    assert all(f"Wrote {folder / name}\n" in out for name in names)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_picture_on_a_full_disk_is_in_the_folder_that_is_named(
+    is_link: bool, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out" / "prior.png"
+    if is_link:
+        (tmp_path / "link.png").symlink_to(path)
+    asked = ("prior", "--hidden", "2", "--draws", "400")
+    with full(tmp_path / "out", monkeypatch):
+        code, out, err = run(*asked, "--out", tmp_path / "link.png" if is_link else path)
+    assert code == 1
+    assert "f in the middle is within" in out
+    picture = rescued(err, temporary) / "prior.png"
+    assert f"Wrote {picture}\n" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_where_no_folder_can_be_written_to_the_result_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +467,30 @@ def test_a_folder_that_another_command_writes_to_is_refused(tmp_path: Path) -> N
                 "choose another --out\n"
             )
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        TWO,
+        ("trust", *MOONS, "--methods", "auto-delta", "--steps", "20"),
+        ("sbc", *MOONS, "--method", "auto-normal", "--steps", "20", "--simulations", "20"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_folder_of_checkpoints_that_another_command_saves_to_is_refused(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    saved, out = tmp_path / "saved", tmp_path / "out"
+    with Saves(checkpoint=saved).alone():
+        code, said, err = run(*command, "--out", out, "--checkpoint", saved)
+    assert (code, said) == (2, "")
+    assert err == (
+        f"pyro-bnn: another command is saving to the folder '{saved}': wait for its end, or choose "
+        "another --checkpoint\n"
+    )
+    assert not out.exists()
+    assert not any(saved.iterdir())
 
 
 HOLD = """

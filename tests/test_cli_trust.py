@@ -53,6 +53,10 @@ def test_a_page_of_two_methods_and_two_seeds(
         (("--ood", "moons"), "images [N, K, H, W]"),
         (("--attack", "-1"), "attack is a step > 0"),
         (("--kinds", "rotate"), "give their severities as well"),
+        (
+            ("--draws", "100001"),
+            "'--draws': Input should be less than or equal to 100000",
+        ),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_the_first_fit(

@@ -12,7 +12,7 @@ from pyro_bnn.cli.kept import EndedFits
 from pyro_bnn.cli.methods import takes
 from pyro_bnn.cli.options import OF_ENGINES
 from pyro_bnn.cli.saves import OtherRunError, Saves
-from pyro_bnn.cli.terminal import TOO_LARGE
+from pyro_bnn.cli.terminal import too_large
 from pyro_bnn.data import Dataset, Split
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError
 from pyro_bnn.handled import module_of
@@ -183,7 +183,7 @@ def why_lost(error: Exception) -> str:
     An error of another package is logged with its traceback.
     """
     if is_exceeded(error):
-        return TOO_LARGE
+        return too_large()
     if isinstance(error, BNNError):
         return str(error)
     logger.warning("this error was not foreseen; please report it:", exc_info=error)

@@ -23,10 +23,15 @@ PREFIX = "pyro-bnn-kept-"  # of folders in place of those that cannot be written
 
 
 @contextmanager
-def locked_folder(out: Path) -> Iterator[None]:
+def locked_folder(out: Path, *, can_go_on: bool = False) -> Iterator[None]:
     """Keep other commands from a folder of the output until the end of the block or the process.
 
-    The folder of fits in it is locked. Both folders are removed at the end if they are empty.
+    The folder of fits in it is locked. Both folders are removed at the end if they are empty. A
+    note says where fits are that have ended, after an error or Ctrl-C.
+
+    Args:
+        out: The folder.
+        can_go_on: Whether a command that Ctrl-C stopped goes on from a checkpoint, which has them.
 
     Raises:
         OptionError: If another command writes to it.
@@ -41,8 +46,9 @@ def locked_folder(out: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
             try:
                 yield
-            except Exception:
-                if any(fits.iterdir()):
+            except BaseException as error:
+                goes_on = can_go_on and isinstance(error, KeyboardInterrupt)
+                if not goes_on and any(fits.iterdir()):
                     logger.warning("fits that have ended are in the folder %r", str(fits))
                 raise
             finally:

@@ -22,14 +22,15 @@ from pyro_bnn.cli.results import UnwantedError
 from pyro_bnn.cli.signals import taken_as_ctrl_c
 from pyro_bnn.cli.terminal import (
     FAILURE,
+    OPTIONS,
     PROGRAM,
-    TOO_LARGE,
     UNWANTED,
     USAGE,
     USAGE_ERROR,
     fail,
     plain_notes,
     standard_streams,
+    too_large,
     usage,
 )
 from pyro_bnn.errors import (
@@ -87,6 +88,7 @@ def _run(args: list[str]) -> int | None:
     try:
         program: Any = typer.main.get_command(app)
         if args and (chosen := program.commands.get(args[0])):
+            OPTIONS.set({name for one in chosen.params for name in one.opts})
             args = [args[0], *with_file(args[1:], args[0], values_taken(chosen))]
         obj = shlex.join([PROGRAM, *args])
         with plain_notes():
@@ -100,11 +102,13 @@ def _run(args: list[str]) -> int | None:
         return fail(usage(error), USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return None
-    except (MemoryError, RuntimeError, OSError) as error:
+    except MemoryError:
+        return fail(too_large(), FAILURE)
+    except (RuntimeError, OSError, ImportError) as error:
         from pyro_bnn.memory import is_exceeded
 
         if is_exceeded(error):
-            return fail(TOO_LARGE, FAILURE)
+            return fail(too_large(), FAILURE)
         if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
             return fail(f"{error.filename}: {error.strerror}; choose another path", FAILURE)
         raise

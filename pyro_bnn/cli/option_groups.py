@@ -27,6 +27,7 @@ from pyro_bnn.errors import OptionError
 
 Command = Callable[..., Iterator[Result]]
 METAVARS = {int: "N", str: "NAME", Path: "FOLDER"}
+MOST_DRAWS = 100_000  # more of 1,000 numbers each are beyond the bound on memory
 
 
 def option(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -51,6 +52,27 @@ class Saves:
         if self.checkpoint is None:
             return self
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other commands from the folder of several runs, each of which is in a folder of it.
+
+        Raises:
+            OptionError: If another command saves to it.
+            OutputError: If it cannot be made.
+        """
+        if self.checkpoint is None:
+            yield
+            return
+        from pyro_bnn.files.atomic import made_folder
+        from pyro_bnn.infer.checkpoints.folder_lock import locked
+
+        refusal = (
+            f"another command is saving to the folder {str(self.checkpoint)!r}: wait for its end, "
+            "or choose another --checkpoint"
+        )
+        with locked(made_folder(self.checkpoint), refusal):
+            yield
 
     def saved_runs(self) -> list[Saves]:
         """Where each run is saved that has a checkpoint below this folder."""

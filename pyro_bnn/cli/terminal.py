@@ -9,8 +9,9 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import typer
@@ -20,12 +21,31 @@ from pyro_bnn.errors import BNNWarning, OptionError
 PROGRAM = "pyro-bnn"
 WIDTH = 100
 USAGE, FAILURE, UNWANTED = 2, 1, 3  # exit codes: of what was asked for, happened, was found
-TOO_LARGE = (
-    "there is not enough memory: fewer rows a step (--batch-size), draws (--samples), --chains, "
-    "--max-rows or --jobs take less"
-)
+TAKES_LESS = {
+    "--batch-size": "fewer rows a step",
+    "--samples": "draws",
+    "--draws": "draws",
+    "--chains": "chains",
+    "--max-rows": "training rows",
+    "--rows": "rows",
+    "--simulations": "simulations",
+    "--hidden": "units",
+    "--jobs": "processes",
+}
+"""Options that memory depends on: what there is less of."""
+OPTIONS: ContextVar[Collection[str]] = ContextVar("OPTIONS", default=tuple(TAKES_LESS))
+"""Those of the command that runs."""
 # UsageError, whose module differs between releases of typer
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+def too_large() -> str:
+    """What to say where there is no memory left, in terms of the command's options."""
+    has = [f"{less} ({name})" for name, less in TAKES_LESS.items() if name in OPTIONS.get()]
+    if not has:
+        return "there is not enough memory: end other programs, or take a machine with more"
+    *others, last = has
+    return f"there is not enough memory: {', '.join(others)} or {last} take less"
 
 
 def refuse_idle(context: typer.Context, parameters: Iterable[str], where: Iterable[str]) -> None:

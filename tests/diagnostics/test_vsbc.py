@@ -261,6 +261,19 @@ def test_the_errors_said_to_be_found_are_found_at_least_four_times_in_five() -> 
     assert max(shares) < 0.95
 
 
+def test_so_few_simulations_that_no_bias_is_found_are_said_to_be_too_few() -> None:
+    few = SimulationProbabilities(
+        probabilities=np.full((20, 6), 0.5),
+        names=tuple("abcdef"),
+        exact=frozenset(),
+        num_draws=9,
+        method="q",
+    )
+    assert few.smallest_errors[0] == np.inf
+    said = " ".join(few.summary().split())
+    assert "20 simulations are too few to find a bias, however large; they find an sd that" in said
+
+
 @pytest.mark.slow("about a second")
 def test_files_and_summary(right: SimulationProbabilities, tmp_path: Path) -> None:
     paths = right.save(tmp_path / "vsbc")

@@ -132,7 +132,7 @@ def compare(
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
     check_and_describe(context, how, rows, models, network, options.out, saves.checkpoint)
     done: RunOutcome | many_runs.RunsOutcome
-    with locked_folder(options.out):
+    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)), saves.alone():
         if num_runs > 1:
             done = many_runs.run_all(plan, data_of, seeds, options.out, num_processes=processes)
         else:

@@ -70,7 +70,7 @@ def fit(
     fits.check_starts(engines, models, rows.train)
     folders = options.out, saves.checkpoint
     check_and_describe(context, how, rows, models, network, *folders, all_rows=options.all_rows)
-    with locked_folder(options.out):
+    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)):
         ended = EndedFits(options.out, engines)
         posteriors, _ = fits.fit_all(
             engines,

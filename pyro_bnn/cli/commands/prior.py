@@ -11,10 +11,11 @@ from typing import Literal
 import typer
 
 from pyro_bnn.cli.app import command
-from pyro_bnn.cli.option_groups import named, option, spread
+from pyro_bnn.cli.option_groups import MOST_DRAWS, named, option, spread
 from pyro_bnn.cli.options import DataOptions, NetworkOptions
 from pyro_bnn.cli.results import Result
 from pyro_bnn.cli.terminal import refuse_idle
+from pyro_bnn.errors import OutputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class PriorOptions:
         "with the others at 0.",
         "principal",
     )
-    draws: int = option("Functions drawn from each prior.", 1_000, min=400)
+    draws: int = option("Functions drawn from each prior.", 1_000, min=400, max=MOST_DRAWS)
     seed: int = option("Seed of all draws.", 0, min=0, max=2**32 - 1)
 
 
@@ -59,9 +60,11 @@ def draw_prior(
     the targets of the data would have a standard deviation of one.
     """
     from pyro_bnn.cli import networks
+    from pyro_bnn.cli.kept import write_or_rescue
     from pyro_bnn.cli.methods import NamedMethod, comma_parts
     from pyro_bnn.data import Dataset, Split
     from pyro_bnn.diagnostics.simulation.prior_predictive import prior_predictive
+    from pyro_bnn.files.atomic import followed
     from pyro_bnn.registry import lookup
     from pyro_bnn.report.plots import prior as figures
 
@@ -87,12 +90,17 @@ def draw_prior(
     }
     middles = {name: figures.middle(functions, lines[0]) for name, functions in draws.items()}
     words = [figures.describe_middle(name, middle) for name, middle in middles.items()]
-    figures.save_picture(figures.prior_functions(draws, lines), options.out)
+    figure, path = figures.prior_functions(draws, lines), followed(options.out)
+    out, unwritten = write_or_rescue(
+        path.parent, lambda folder: figures.save_picture(figure, folder / path.name)
+    )
     yield Result(
         text="\n".join(["", *words, ""]),
         document=lambda: {
             name: {k: v for k, v in own._asdict().items() if k != "values"}
             for name, own in middles.items()
         },
-        files=[options.out],
+        files=[] if out is None else [out / path.name if unwritten else options.out],
     )
+    if unwritten:
+        raise OutputError(unwritten)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from pyro_bnn.cli.app import AGAINST, command
 from pyro_bnn.cli.option_groups import option, spread
 from pyro_bnn.cli.results import Result, document_of, warnings_of
+from pyro_bnn.errors import OutputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +49,21 @@ def report(
     wrote the files. A file holds predictions at its held-out rows only, so there is no predictive
     band.
     """
+    from pyro_bnn.cli.kept import write_or_rescue
     from pyro_bnn.report import check_writable, compare_files
     from pyro_bnn.report.saved.compare_files import named_files
 
     named = named_files(files)
     check_writable(options.out)
     comparison = compare_files(named, reference=options.reference)
-    comparison.save(options.out, command=context.obj, with_draws=False)
+    write = partial(comparison.save, command=context.obj, with_draws=False)
+    out, unwritten = write_or_rescue(options.out, write)
+    names = ("index.html", "table.csv", "verdicts.json")
     yield Result(
         text=f"{comparison.summary()}\n",
         document=lambda: document_of(comparison),
-        files=[options.out / name for name in ("index.html", "table.csv", "verdicts.json")],
+        files=[] if out is None else [out / name for name in names],
         warnings=lambda: warnings_of(comparison),
     )
+    if unwritten:
+        raise OutputError(unwritten)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from pyro_bnn.cli.app import command
-from pyro_bnn.cli.option_groups import flag, option, spread
+from pyro_bnn.cli.option_groups import MOST_DRAWS, flag, option, spread
 from pyro_bnn.cli.options import DataOptions, FitOptions, NetworkOptions
 from pyro_bnn.cli.results import ANY, Result
 from pyro_bnn.cli.saves import Saves, check
@@ -37,6 +37,7 @@ class SBCOptions:
         "probabilities are taken from, any number.",
         shown="99, or 999",
         min=1,
+        max=MOST_DRAWS,
     )
     ranks: bool = flag(
         "--ranks", "Rank the truth among the draws of a guide that has a density, too."
@@ -99,7 +100,7 @@ def sbc(
     if has_density and not options.ranks:
         calibrate = variational_calibration
     _check_draws(engine, options, has_density=calibrate is variational_calibration)
-    with locked_folder(options.out):
+    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)), saves.alone():
         try:
             result = calibrate(
                 models[name],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from pyro_bnn.cli.app import command
-from pyro_bnn.cli.option_groups import named, option, spread
+from pyro_bnn.cli.option_groups import MOST_DRAWS, named, option, spread
 from pyro_bnn.cli.options import DataOptions, FitOptions, NetworkOptions
 from pyro_bnn.cli.results import Result
 from pyro_bnn.cli.saves import Saves, check
@@ -59,7 +59,9 @@ class TrustOptions:
     rows: int = option(
         "How many test images, the first ones, are corrupted and attacked.", 1_000, min=1
     )
-    draws: int = option("Draws of the posterior, the same for every method.", 200, min=1)
+    draws: int = option(
+        "Draws of the posterior, the same for every method.", 200, min=1, max=MOST_DRAWS
+    )
 
 
 @command(short_help="Judge classifiers on corrupted, unknown and attacked images too.")
@@ -107,7 +109,7 @@ def trust(
     plans = {seed: dataclasses.replace(plan, saves=saves.within(f"seed-{seed}")) for seed in seeds}
     check(saves, [save for one in plans.values() for save in one.saves_of_each().values()])
     check_and_describe(context, how, rows, first, network, options.out, saves.checkpoint)
-    with locked_folder(options.out):
+    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)), saves.alone():
         kept = {seed: EndedFits(options.out, plan.methods, f"seed-{seed}-") for seed in seeds}
         posteriors, lost = _fit_all(plans, models, rows, kept)
         how.say("Judging ...")

@@ -139,12 +139,15 @@ class SimulationProbabilities(SimulationResult):
 
     def _limits(self) -> list[str]:
         bias, width = self.smallest_errors
+        sd = f"an sd that is {width:.0%} too small,"
+        found = f"find a bias of {bias:.2g} sds of q, or {sd}"
+        if math.isinf(bias):
+            found = f"are too few to find a bias, however large; they find {sd}"
         return [
             f"Threshold: {FAMILY_ERROR:g} over {self.TESTS} tests of {len(self.names)} quantities "
             f"(Bonferroni), so that a right q fails at most once in {1 / FAMILY_ERROR:.0f} runs.",
-            f"{self.num_simulations} simulations find a bias of {bias:.2g} sds of q, or an sd that "
-            f"is {width:.0%} too small, at least four times in five; smaller errors may pass. To "
-            "find an error half as large takes four times the simulations.",
+            f"{self.num_simulations} simulations {found} at least four times in five; smaller "
+            "errors may pass. To find an error half as large takes four times the simulations.",
         ]
 
     @property
