@@ -393,9 +393,9 @@ def test_a_failed_rename_leaves_the_old_file(
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "a.nc", tmp_path):
-        with pytest.raises(FileFormatError, match=f"there is no file {path}"):
-            arviz_io.load_netcdf(path)
+    for path, words in (("a.nc", "there is no file"), ("", r"is a folder: name its files, .*nc$")):
+        with pytest.raises(FileFormatError, match=words):
+            arviz_io.load_netcdf(tmp_path / path)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.001, 0.1, 0.5, 0.99])

@@ -360,6 +360,10 @@ def test_other_columns_than_those_of_the_fit_are_refused() -> None:
             posterior.to_arviz(rows_)
         with pytest.raises(DataError, match=reason):
             posterior.to_arviz(data, rows_)
+    others: list[Any] = [(rows, data.y), data.x]
+    for no_dataset in others:
+        with pytest.raises(DataError, match=r"rows are a pyro_bnn.data.Dataset, such as split"):
+            posterior.to_arviz(data, no_dataset)
 
 
 @pytest.mark.usefixtures("uncaptured")

@@ -108,7 +108,11 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
 
     path = Path(path)
     if not path.is_file():
-        raise FileFormatError(f"there is no file {path}; expected a NetCDF file of save_netcdf")
+        if path.is_dir():
+            raise FileFormatError(f"{path} is a folder: name its files, such as {path / '*.nc'}")
+        raise FileFormatError(
+            f"there is no file {path}; expected a NetCDF file of pyro-bnn compare or save_netcdf"
+        )
     try:
         _check_seal(path)
         with h5py.File(path, "r") as file:
@@ -122,7 +126,8 @@ def load_netcdf(path: str | os.PathLike[str]) -> DataTree:
     except Exception as error:  # of xarray and HDF5: whatever a damaged file makes of them
         reason = str(error).strip().splitlines()[:1]
         raise FileFormatError(
-            f"{path} is truncated or not NetCDF: {''.join(reason)}; write it again with save_netcdf"
+            f"{path} is truncated or not NetCDF: {''.join(reason)}; write it again with pyro-bnn "
+            "compare or save_netcdf"
         ) from error
     if not set(tree.children) & {*SAMPLE_GROUPS, *PLAIN_GROUPS}:
         raise FileFormatError(

@@ -409,6 +409,19 @@ def _standardised(table: Table, units: Standardiser, rows: Tensor, dtype: torch.
     return in_units.whole()
 
 
+def require_split(data: object) -> None:
+    """Check that data are a Split, which has held-out rows.
+
+    Raises:
+        DataError: If they are not.
+    """
+    if not isinstance(data, Split):
+        raise DataError(
+            "data with held-out rows are a pyro_bnn.data.Split, such as data.from_arrays(x, y) "
+            f"makes, not {type(data).__name__}"
+        )
+
+
 def all_rows(split: Split) -> Split:
     """The training and held-out rows of a split together, standardised anew, as training rows.
 

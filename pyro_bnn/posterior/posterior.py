@@ -22,6 +22,7 @@ from pyro_bnn.posterior.rows import (
     check_names,
     in_order_of_fit,
     pair,
+    require_dataset,
     tell_of_left_out,
 )
 from pyro_bnn.posterior.site_posterior import SitePosterior
@@ -290,7 +291,8 @@ class Posterior(SitePosterior):
             memory: Bound in bytes on the draws of one array over rows.
 
         Raises:
-            DataError: If the columns have names, and these are not those of the fit.
+            DataError: If rows are no Dataset, or the columns have names, and these are not those of
+                the fit.
             OptionError: If an array exceeds the bound; names the num_samples that fits.
 
         Warns:
@@ -300,6 +302,7 @@ class Posterior(SitePosterior):
 
         for rows in (train, test):
             if rows is not None:
+                require_dataset(rows)
                 check_names(rows, self.provenance)
         count = self.count(num_samples)
         if self.num_stored_draws is not None:

@@ -61,6 +61,20 @@ def pair(data: DatasetOrPair, fit: Provenance) -> tuple[Tensor, Tensor]:
     return in_order_of_fit(data[0], fit), names.observed(data[1])
 
 
+def require_dataset(rows: object) -> None:
+    """Check that rows are a Dataset, which has the names of columns and classes.
+
+    Raises:
+        DataError: If they are not.
+    """
+    if not isinstance(rows, Dataset):
+        pair = "" if not isinstance(rows, tuple | list) else ": of a pair make Dataset(x, y)"
+        raise DataError(
+            f"rows are a pyro_bnn.data.Dataset, such as split.train, not {type(rows).__name__}"
+            f"{pair}"
+        )
+
+
 def check_names(data: Dataset, fit: Provenance) -> None:
     """Check that columns and classes which have names are those of the fit, in its order.
 

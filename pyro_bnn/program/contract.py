@@ -24,6 +24,7 @@ from pyro_bnn.errors import BNNError, ModelError, ShapeError, SiteError
 from pyro_bnn.handled import model_name, module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
 from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.failures import raise_plainly
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -129,8 +130,10 @@ def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:
     tracer = poutine.trace(model)
     try:
         return tracer.get_trace(*own_rows(rows))
-    except (BNNError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
+    except BNNError as error:
+        raise_plainly(error)
     except Exception as error:
         _check_embeddings(model, *rows)
         nodes = cast(Mapping[str, Any], tracer.msngr.trace.nodes)

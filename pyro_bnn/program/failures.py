@@ -9,7 +9,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pyro
 import pyro.distributions as dist
@@ -43,10 +43,7 @@ def named_failures(
     except torch.OutOfMemoryError:
         raise
     except BNNError as error:
-        message, _, shapes = str(error).partition("Trace Shapes:")  # which Pyro appends
-        if not shapes:
-            raise
-        raise type(error)(message.strip()) from error.__cause__
+        raise_plainly(error)
     except Exception as error:
         site, line = _where(error)
         place = "before its first site"
@@ -59,6 +56,14 @@ def named_failures(
             f"({_shapes(model, args, kwargs)}), {place}: {type(error).__name__}: {what}"
             f"{f'; in the line {line}' if line else ''}"
         ) from error
+
+
+def raise_plainly(error: BNNError) -> NoReturn:
+    """Raise an error of this package without the shapes of sites that Pyro appends to it."""
+    message, _, shapes = str(error).partition("Trace Shapes:")
+    if not shapes:
+        raise error
+    raise type(error)(message.strip()) from error.__cause__
 
 
 def require_densities(run: Evaluate) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from pyro_bnn.data.dataset import whole_columns
+from pyro_bnn.data.split import require_split
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
@@ -254,7 +255,8 @@ def compare(
             for, or than two of what is no point estimate; if a split is missing or has no effect,
             or it is not clear which site is meant.
         UnknownNameError: If ``reference`` is not one of the names; suggests the nearest.
-        DataError: If a held-out log score is NaN, or models without a split observe other values.
+        DataError: If the data are no Split, a held-out log score is NaN, or models without a split
+            observe other values.
         SiteError: If a model does not observe the site.
     """
     if split is None:
@@ -309,6 +311,7 @@ def compare_all(
         DivergenceError: If no method can be evaluated.
     """
     _require_posteriors(posteriors)
+    require_split(split)
     if num_samples < 1:
         raise OptionError(f"num_samples must be at least 1, got {num_samples}")
     if reference is not None and reference not in posteriors:

@@ -15,7 +15,10 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn.errors import BNNWarning, DataError, ModelError, SiteError
+from pyro_bnn.errors import BNNWarning, DataError, ModelError, ShapeError, SiteError
+from pyro_bnn.guides import AutoNormal
+from pyro_bnn.infer import NUTS, SVI
+from pyro_bnn.models import MLP
 from pyro_bnn.program import Joint
 
 X, Y = torch.zeros(5, 2), torch.zeros(5)
@@ -98,6 +101,13 @@ def test_a_refusal_inside_the_model_keeps_its_words() -> None:
     with pytest.raises(SiteError, match="the latent site 'v' lies on a sphere") as raised:
         Joint(model)
     assert "Trace Shapes" not in str(raised.value)
+
+
+@pytest.mark.parametrize("engine", [SVI(AutoNormal, num_steps=1), NUTS(num_chains=1)])
+def test_rows_that_a_network_refuses_are_told_without_the_sites_of_pyro(engine: Any) -> None:
+    with pytest.raises(ShapeError) as raised:
+        engine.run(MLP(2), (X[:, None], Y))
+    assert str(raised.value) == "x has shape (5, 1, 2), but the model takes [N, 2]"
 
 
 def observing(fn: Callable[[Tensor], Any], value: Any) -> Callable[[], None]:

@@ -182,6 +182,12 @@ def test_nothing_to_compare_is_refused() -> None:
         compare({}, regression_split())
 
 
+@pytest.mark.parametrize("data", [regression_split().train, (torch.zeros(2, 1), torch.zeros(2))])
+def test_data_without_held_out_rows_are_refused(data: Any) -> None:
+    with pytest.raises(DataError, match=r"are a pyro_bnn.data.Split, such as data.from_arrays"):
+        compare({"exact": LinearPosterior(regression_split())}, data)
+
+
 def test_an_unknown_reference_suggests_the_nearest() -> None:
     split = regression_split()
     with pytest.raises(UnknownNameError, match="unknown reference 'exat': did you mean 'exact'"):

@@ -12,6 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from pyro_bnn.checks import check_positive_int
+from pyro_bnn.data.split import require_split
 from pyro_bnn.diagnostics.trust.corruptions import CorruptionScale
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
@@ -186,6 +187,7 @@ def check_trust(
     Raises:
         OptionError, ShapeError, DataError: As `trust`.
     """
+    require_split(split)
     if split.task != "classification":
         raise DataError(f"{split.name} is a {split.task} set: trust is judged of classes")
     if attack is not None:

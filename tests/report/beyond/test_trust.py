@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -364,6 +364,8 @@ def test_what_cannot_be_judged_is_refused() -> None:
         judged({"a": []}, SPLIT)
     with pytest.raises(OptionError, match="the name of a posterior is text, not 1: take '1'"):
         judged({1: constant(0.8, Y)}, SPLIT)
+    with pytest.raises(DataError, match=r"are a pyro_bnn.data.Split, .* not Dataset"):
+        judged(one, cast(Any, SPLIT.test))
     with pytest.raises(DataError, match="diabetes is a regression set"):
         judged(one, bnn.data.load("diabetes"))
     with pytest.raises(OptionError, match="attack is a step > 0"):
