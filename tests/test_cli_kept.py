@@ -493,6 +493,14 @@ def test_a_folder_of_checkpoints_that_another_command_saves_to_is_refused(
     assert not any(saved.iterdir())
 
 
+def test_checkpoints_may_be_where_fits_are(tmp_path: Path) -> None:
+    saved = tmp_path / "out" / FITS
+    command = (*TWO, "--out", tmp_path / "out", "--checkpoint", saved)
+    assert run(*command).code == 0
+    assert run(*command, "--resume").code == 0
+    assert {path.name for path in saved.iterdir()} == {"auto-normal", "auto-delta"}
+
+
 HOLD = """
 import sys, time
 from pathlib import Path

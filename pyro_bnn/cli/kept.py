@@ -23,7 +23,7 @@ PREFIX = "pyro-bnn-kept-"  # of folders in place of those that cannot be written
 
 
 @contextmanager
-def locked_folder(out: Path, *, can_go_on: bool = False) -> Iterator[None]:
+def locked_folder(out: Path, *, can_go_on: bool = False) -> Iterator[Path]:
     """Keep other commands from a folder of the output until the end of the block or the process.
 
     The folder of fits in it is locked. Both folders are removed at the end if they are empty. A
@@ -32,6 +32,9 @@ def locked_folder(out: Path, *, can_go_on: bool = False) -> Iterator[None]:
     Args:
         out: The folder.
         can_go_on: Whether a command that Ctrl-C stopped goes on from a checkpoint, which has them.
+
+    Yields:
+        The folder of fits in it, which is locked.
 
     Raises:
         OptionError: If another command writes to it.
@@ -45,7 +48,7 @@ def locked_folder(out: Path, *, can_go_on: bool = False) -> Iterator[None]:
             for path in (*fits.glob(PARTIAL), *out.glob(PARTIAL)):  # of one that was killed
                 path.unlink(missing_ok=True)
             try:
-                yield
+                yield fits
             except BaseException as error:
                 goes_on = can_go_on and isinstance(error, KeyboardInterrupt)
                 if not goes_on and any(fits.iterdir()):

@@ -54,8 +54,11 @@ class Saves:
         return Saves(checkpoint=self.checkpoint / name, resume=self.resume)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, *locked_already: Path) -> Iterator[None]:
         """Keep other commands from the folder of several runs, each of which is in a folder of it.
+
+        Args:
+            locked_already: Folders that this command keeps for itself, of which it may be one.
 
         Raises:
             OptionError: If another command saves to it.
@@ -71,7 +74,11 @@ class Saves:
             f"another command is saving to the folder {str(self.checkpoint)!r}: wait for its end, "
             "or choose another --checkpoint"
         )
-        with locked(made_folder(self.checkpoint), refusal):
+        made_folder(self.checkpoint)
+        if any(self.checkpoint.samefile(folder) for folder in locked_already):
+            yield
+            return
+        with locked(self.checkpoint, refusal):
             yield
 
     def saved_runs(self) -> list[Saves]:

@@ -132,7 +132,8 @@ def compare(
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, models, rows.train))
     check_and_describe(context, how, rows, models, network, options.out, saves.checkpoint)
     done: RunOutcome | many_runs.RunsOutcome
-    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)), saves.alone():
+    own = locked_folder(options.out, can_go_on=bool(saves.checkpoint))
+    with own as fits_folder, saves.alone(fits_folder):
         if num_runs > 1:
             done = many_runs.run_all(plan, data_of, seeds, options.out, num_processes=processes)
         else:

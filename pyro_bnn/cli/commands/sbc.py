@@ -100,7 +100,8 @@ def sbc(
     if has_density and not options.ranks:
         calibrate = variational_calibration
     _check_draws(engine, options, has_density=calibrate is variational_calibration)
-    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)), saves.alone():
+    own = locked_folder(options.out, can_go_on=bool(saves.checkpoint))
+    with own as fits_folder, saves.alone(fits_folder):
         try:
             result = calibrate(
                 models[name],

@@ -109,7 +109,8 @@ def trust(
     plans = {seed: dataclasses.replace(plan, saves=saves.within(f"seed-{seed}")) for seed in seeds}
     check(saves, [save for one in plans.values() for save in one.saves_of_each().values()])
     check_and_describe(context, how, rows, first, network, options.out, saves.checkpoint)
-    with locked_folder(options.out, can_go_on=bool(saves.checkpoint)), saves.alone():
+    own = locked_folder(options.out, can_go_on=bool(saves.checkpoint))
+    with own as fits_folder, saves.alone(fits_folder):
         kept = {seed: EndedFits(options.out, plan.methods, f"seed-{seed}-") for seed in seeds}
         posteriors, lost = _fit_all(plans, models, rows, kept)
         how.say("Judging ...")
