@@ -281,6 +281,12 @@ def _require_posteriors(posteriors: Mapping[str, object]) -> None:
             'compare({"mean-field": posterior, "NUTS": reference}, split)'
         )
     check_names(posteriors)
+    for name, value in posteriors.items():
+        if not hasattr(value, "num_stored_draws"):
+            raise OptionError(
+                f"{name!r} is no posterior, but {type(value).__name__}: pass what engine.run "
+                "returns, or of a run of stock Pyro bnn.from_mcmc or bnn.from_guide"
+            )
 
 
 def compare_all(

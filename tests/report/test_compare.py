@@ -180,6 +180,8 @@ def test_a_path_that_cannot_be_written_is_refused(one_input: Comparison, tmp_pat
 def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(OptionError, match="nothing to compare: give posteriors by name"):
         compare({}, regression_split())
+    with pytest.raises(OptionError, match="'nuts' is no posterior, but NoneType: pass what engine"):
+        compare({"nuts": None}, regression_split())  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("data", [regression_split().train, (torch.zeros(2, 1), torch.zeros(2))])
