@@ -240,6 +240,52 @@ def test_gradients_of_totals_and_places() -> None:
     check(gradients, normal(2, 5, dtype=torch.float64))
 
 
+def test_masks_that_no_input_decides_are_places() -> None:
+    """As of the lower triangle that ``LKJCholesky`` fills, and of rows that the data choose."""
+    triangle = torch.ones(3, 3).tril(-1) > 0
+    rows = torch.tensor([True, False, True])
+
+    def placed(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            matrix = torch.zeros(2, 3, 3, dtype=z.dtype)
+            matrix[..., triangle] = z.exp()  # z [2, 3], by rows of the triangle
+            value = (matrix @ matrix.mT).square().sum() + z[:, rows].prod()
+            (slope,) = torch.autograd.grad(value, z)
+        return [matrix.detach(), slope, x[:, rows], x.mT[rows]]
+
+    check(placed, normal(2, 3, dtype=torch.float64))
+
+
+def test_one_number_is_written_where_a_mask_is_true() -> None:
+    """As ``Multinomial`` does with logits of outcomes that no row has."""
+
+    def written(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            of_entries, of_rows = 2 * z, 3 * z
+            of_entries[z > 0] = 0.5
+            of_rows[z[:, 0] > 0] = -1.0
+            (slope,) = torch.autograd.grad((of_entries.exp() * of_rows).sum(), z)
+        return [of_entries.detach(), of_rows.detach(), slope]
+
+    check(written, normal(4, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_gradient_of_running_products(*, zero: bool) -> None:
+    """Torch's own looks for zeros among the factors; factor by factor none is divided by."""
+
+    def slopes(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            value = (z.cumprod(-1) * x.exp()).sum() + torch.cumprod(z, 0).square().sum()
+            return list(torch.autograd.grad(value, z))
+
+    x = normal(3, 4, dtype=torch.float64)
+    check(slopes, torch.where(x == x.min(), 0.0, x) if zero else x)
+
+
 def test_entries_in_another_order_and_frames_of_them() -> None:
     def others(x: Tensor) -> list[Tensor]:
         return [

@@ -8,6 +8,7 @@ on tensors without data, whose number of rows is a symbol.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,8 @@ if TYPE_CHECKING:  # this and sympy take half a second to import
 logger = logging.getLogger("pyro_bnn")
 
 aten = torch.ops.aten
-BY_INDEX = frozenset({aten.index, aten.index_put, aten.index_put_, aten._unsafe_index_put})
+BY_INDEX = frozenset({aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_})
+"""Operations whose second argument has an index or None for each dimension."""
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
@@ -160,6 +162,9 @@ class TensorMeta(NamedTuple):
     device: torch.device
 
 
+MOST_FACTORS = 32  # of a running product that is written factor by factor
+
+
 class _Recorder(Mode):
     """Notes every operation on tensors as a node of a graph.
 
@@ -255,7 +260,19 @@ class _Unread(TorchFunctionMode):
     ) -> Any:
         if func in WAYS_OUT and self._recorder.is_varying(args[0]):
             raise CaptureError(DEPENDENT)
+        if func in (torch.cumprod, Tensor.cumprod) and len(args) == 2 and not kwargs:
+            return _running_products(*args)
         return func(*args, **(kwargs or {}))
+
+
+def _running_products(x: Tensor, dim: int) -> Tensor:
+    """``cumprod`` one product after the other: its gradient in torch looks for zeros of x.
+
+    Few factors, as of ``StickBreakingTransform`` and ``CorrCholeskyTransform``; more as in torch.
+    """
+    if not x.ndim or not 1 < x.shape[dim] <= MOST_FACTORS or not x.is_floating_point():
+        return x.cumprod(dim)
+    return torch.stack(list(itertools.accumulate(x.unbind(dim), torch.mul)), dim)
 
 
 def _check_unread(func: Any, args: tuple[Any, ...]) -> None:

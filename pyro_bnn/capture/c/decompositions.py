@@ -45,6 +45,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.index_select.default: _index_select,
         aten.scatter_add.default: _scatter_add,
         aten.index_add.default: _index_add,
+        aten.index_put.default: _index_put,
         aten.roll.default: _roll,
         aten.constant_pad_nd.default: _pad,
         aten.linalg_cholesky_ex.default: _cholesky,
@@ -80,6 +81,17 @@ def _repeat(x: Tensor, counts: list[int]) -> Tensor:
     single = x.reshape([size for _, n in pairs for size in (1, n)])
     whole = single.expand([size for pair in pairs for size in pair]).clone()
     return whole.reshape([count * n for count, n in pairs])
+
+
+def _index_put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Any:
+    """One number where a mask is true, as ``Multinomial`` writes it; the rest as it is."""
+    mask = indices[0]
+    is_mask = len(indices) == 1 and mask is not None and mask.dtype is torch.bool
+    if mask is None or not is_mask or accumulate or values.numel() != 1:
+        return NotImplemented
+    return torch.where(mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim)), values, x)
 
 
 def _select_scatter(x: Tensor, values: Tensor, dim: int, index: int) -> Tensor:
