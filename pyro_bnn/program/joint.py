@@ -21,6 +21,7 @@ from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import batched_or_looped
 from pyro_bnn.program.dependence import PARAMETER
+from pyro_bnn.program.factorised import Factorised
 from pyro_bnn.program.failures import named_failures, require_densities, require_supports
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -514,7 +515,8 @@ class Joint:
 
         def one(draw: Tensor) -> T:
             z, params_of_draw = self.split_draw(draw, params)
-            return read(self.run_at(z, args, params_of_draw), z)
+            with Factorised():
+                return read(self.run_at(z, args, params_of_draw), z)
 
         return self.batched(one, z) if z.ndim == 2 else one(z)
 

@@ -1,0 +1,409 @@
+"""Models as users of Pyro write them, against closed forms and sums over a grid of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import pyro_bnn as bnn
+from pyro_bnn.data import Call
+from pyro_bnn.posterior import CallPosterior
+from tests.plain_pyro import default_dtype
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    with default_dtype(torch.float64):
+        yield
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).double()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its arguments, and the right mean and sd of a site and log evidence."""
+
+    model: Callable[..., Any]
+    call: Call
+    site: str
+    mean: Tensor
+    sd: Tensor
+    log_evidence: Tensor | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def linear(
+    x: Tensor, y: Tensor, prior: float | Tensor, noise: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and sd of weights ~ N(0, prior^2) of columns x, and log p(y): y = x w + noise."""
+    prior = torch.as_tensor(prior).expand(x.shape[1])
+    precision = (x.mT / noise**2) @ x + torch.diag(prior**-2)
+    covariance = precision.inverse()
+    mean = covariance @ (x.mT @ y) / noise**2
+    whole = (x * prior**2) @ x.mT + noise**2 * torch.eye(len(y))
+    log_evidence = dist.MultivariateNormal(torch.zeros(len(y)), whole).log_prob(y)
+    return mean, covariance.diagonal().sqrt(), log_evidence
+
+
+def on_grid(
+    log_joint: Callable[[Tensor], Tensor], low: float, high: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, sd and log of the integral of a density of one number, by midpoints."""
+    width = (high - low) / 4_000
+    at = low + width * (torch.arange(4_000) + 0.5).double()
+    logs = torch.stack([log_joint(value) for value in at])
+    p = logs.softmax(0)
+    mean = (p * at).sum()
+    return mean, (p * (at - mean) ** 2).sum().sqrt(), logs.logsumexp(0) + math.log(width)
+
+
+X = normal(20)
+Y = 1 + 2 * X + 0.5 * normal(20, 1)[:, 0]
+
+
+def named_regression(data: dict[str, Any], *, scale: float = 5.0, **options: Any) -> None:
+    """A dict, a default, keyword arguments, and f inside the plate of the rows."""
+    weights = pyro.sample("weights", dist.Normal(torch.zeros(2), scale).to_event(1))
+    with pyro.plate("rows", len(data["x"])):
+        f = pyro.deterministic("f", weights[..., 0] + weights[..., 1] * data["x"])
+        pyro.sample("y", dist.Normal(f, options["noise"]), obs=data.get("y"))
+
+
+def regression_case() -> Case:
+    mean, sd, evidence = linear(torch.stack([torch.ones(20), X], 1), Y, 5.0, 0.5)
+    return Case(named_regression, Call({"x": X, "y": Y}, noise=0.5), "weights", mean, sd, evidence)
+
+
+def mismeasured(x_seen: Tensor, y: Tensor) -> None:
+    """The x of a row is seen with an error, and is a latent site of rows."""
+    with pyro.plate("rows", len(y)):
+        x = pyro.sample("x", dist.Normal(0.0, 2.0))
+        pyro.sample("x_seen", dist.Normal(x, 0.3), obs=x_seen)
+        pyro.sample("y", dist.Normal(2 * x, 0.5), obs=y)
+
+
+def mismeasured_case() -> Case:
+    """Each row is a line through two points: x_seen = 1 x, y = 2 x."""
+    rows = []
+    for pair in zip(X, Y, strict=True):
+        scaled = torch.stack(pair) / torch.tensor([0.3, 0.5])
+        rows.append(linear(torch.tensor([[1 / 0.3], [2 / 0.5]]), scaled, 2.0, 1.0))
+    mean, sd, evidence = (torch.stack([row[k] for row in rows]) for k in range(3))
+    evidence = evidence.sum() - len(rows) * math.log(0.3 * 0.5)  # in the units of x and y
+    return Case(mismeasured, Call(X, Y), "x", mean[:, 0], sd[:, 0], evidence)
+
+
+def nested(y: Tensor) -> None:
+    """Means of groups, of their subgroups and of rows: plates in plates."""
+    with pyro.plate("groups", 3, dim=-1):
+        group = pyro.sample("group", dist.Normal(0.0, 2.0))
+        with pyro.plate("subgroups", 2, dim=-2):
+            level = pyro.sample("level", dist.Normal(group, 1.0))
+            with pyro.plate("rows", 4, dim=-3):
+                pyro.sample("y", dist.Normal(level, 0.5), obs=y)
+
+
+def nested_case() -> Case:
+    """A subgroup's mean of 4 rows has variance 1 + .25 / 4 about its group."""
+    y = 1 + normal(4, 2, 3)
+    means, variance = y.mean(0), 1 + 0.25 / 4
+    posterior = 1 / (1 / 4 + 2 / variance)
+    return Case(
+        nested,
+        Call(y),
+        "group",
+        posterior * means.sum(0) / variance,
+        torch.full((3,), posterior).sqrt(),
+    )
+
+
+class Recurrent(PyroModule):  # type: ignore[misc]  # Pyro has no types
+    """Weights on the last state of a recurrent network that is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(1, 3, batch_first=True)
+        for number, value in enumerate(self.rnn.parameters()):
+            value.requires_grad_(requires_grad=False)
+            value.copy_(normal(*value.shape, *[1] * number).reshape(value.shape))
+        self.w = PyroSample(dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    def states(self, x: Tensor) -> Tensor:
+        states: Tensor = self.rnn(x[..., None])[0][:, -1]
+        return states
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(self.states(x) @ self.w, 0.2), obs=y)
+
+
+def recurrent_case() -> Case:
+    model, x = Recurrent(), normal(12, 4)
+    y = x.sum(-1) / 3
+    mean, sd, evidence = linear(model.states(x), y, 1.0, 0.2)
+    return Case(model, Call(x, y), "w", mean, sd, evidence)
+
+
+def second_order(y: Tensor) -> None:
+    """An autoregression of two steps, by a loop over time."""
+    a = pyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    for t in range(2, len(y)):
+        at = a[..., 0] * y[t - 1] + a[..., 1] * y[t - 2]
+        pyro.sample(f"y_{t}", dist.Normal(at, 0.5), obs=y[t])
+
+
+def second_order_case() -> Case:
+    y = normal(16)
+    mean, sd, evidence = linear(torch.stack([y[1:-1], y[:-2]], 1), y[2:], 1.0, 0.5)
+    return Case(second_order, Call(y), "a", mean, sd, evidence)
+
+
+GAUSSIAN = (regression_case, mismeasured_case, nested_case, recurrent_case, second_order_case)
+
+
+@pytest.mark.parametrize("make", GAUSSIAN, ids=lambda make: make.__name__)
+def test_laplace_is_exact_where_the_posterior_is_a_gaussian(
+    make: Callable[[], Case], tmp_path: Path
+) -> None:
+    case = make()
+    posterior = bnn.Laplace(curvature="hessian").run(case.model, case.call, progress=False)
+    draws = posterior.sample(4_000)[case.site]
+    error = case.sd / math.sqrt(4_000)
+    assert ((draws.mean(0) - case.mean).abs() < 5 * error).all()
+    assert ((draws.std(0) / case.sd - 1).abs() < 5 / math.sqrt(2 * 4_000)).all()
+    if case.log_evidence is not None:
+        assert_close(posterior.log_evidence, float(case.log_evidence), rtol=1e-6, atol=0)
+    posterior.save(tmp_path / "fit.st")
+    loaded = CallPosterior.load(tmp_path / "fit.st", case.model)
+    assert_close(loaded.sample(9)[case.site], posterior.sample(9)[case.site], rtol=0, atol=0)
+
+
+COUNTS = torch.tensor([3.0, 1.0, 4.0, 2.0])
+MEASURED = torch.tensor([5.0, 4.0, 6.5])
+
+
+def two_sites(counts: Tensor, measured: Tensor) -> None:
+    """A count, in a site called obs, and a measurement of one rate."""
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with pyro.plate("counts", len(counts)):
+        pyro.sample("obs", dist.Poisson(rate), obs=counts)
+    with pyro.plate("measurements", len(measured)):
+        pyro.sample("measured", dist.Normal(2 * rate, 1.0), obs=measured)
+
+
+def two_sites_case() -> Case:
+    def log_joint(rate: Tensor) -> Tensor:
+        log_p = rate.log() - rate + (COUNTS * rate.log() - rate - (COUNTS + 1).lgamma()).sum()
+        return log_p - ((MEASURED - 2 * rate) ** 2 / 2 + math.log(2 * math.pi) / 2).sum()
+
+    found = on_grid(log_joint, 0, 12)
+    return Case(two_sites, Call(COUNTS, MEASURED), "rate", *found)
+
+
+OUTCOMES = torch.tensor([[3.0, 5, 0], [4, 3, 1], [1, 7, 0]])
+
+
+def outcomes(counts: Tensor) -> None:
+    p = pyro.sample("p", dist.Dirichlet(torch.tensor([1.0, 2.0, 3.0])))
+    with pyro.plate("rows", len(counts)):
+        pyro.sample("counts", dist.Multinomial(8, p), obs=counts)
+
+
+def outcomes_case() -> Case:
+    """Dirichlet again, and its constant by log-gamma functions."""
+    before, after = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 17.0, 4.0])
+    total = after.sum()
+    sd = (after * (total - after) / (total**2 * (total + 1))).sqrt()
+
+    def log_constant(a: Tensor) -> Tensor:
+        return a.lgamma().sum() - a.sum().lgamma()
+
+    ways = ((OUTCOMES.sum(1) + 1).lgamma() - (OUTCOMES + 1).lgamma().sum(1)).sum()
+    evidence = log_constant(after) - log_constant(before) + ways
+    return Case(outcomes, Call(OUTCOMES), "p", after / total, sd, evidence)
+
+
+SEEN, CENSORED = torch.tensor([0.4, 1.1, 2.0, 0.3, 1.7]), torch.tensor([2.5, 2.5])
+
+
+def survival(seen: Tensor, censored: Tensor, way: str) -> None:
+    """Times that were seen, and times after which nobody looked: by a factor, or by a mask."""
+    rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+    if way == "factor":
+        with pyro.plate("seen", len(seen)):
+            pyro.sample("time", dist.Exponential(rate), obs=seen)
+        pyro.factor("censored", -(rate * censored).sum())
+        return
+    times = torch.cat([seen, censored])
+    is_seen = torch.arange(len(times)) < len(seen)
+    with pyro.plate("all", len(times)):
+        with poutine.mask(mask=is_seen):
+            pyro.sample("time", dist.Exponential(rate), obs=times)
+        with poutine.mask(mask=~is_seen):
+            pyro.sample("later", dist.Bernoulli((-rate * times).exp()), obs=torch.ones(len(times)))
+
+
+def survival_case(way: str) -> Case:
+    """Gamma(2 + deaths, 1 + all time)."""
+    shape, rate = torch.tensor(2.0 + len(SEEN)), 1 + SEEN.sum() + CENSORED.sum()
+    evidence = shape.lgamma() - shape * rate.log()  # Gamma(2, 1) has the constant 1
+    call = Call(SEEN, CENSORED, way=way)
+    return Case(survival, call, "rate", shape / rate, shape.sqrt() / rate, evidence)
+
+
+PAIRS = torch.tensor([[0.5, 0.9], [-1.2, -0.4], [0.3, 0.1], [1.5, 0.6], [-0.2, -1.0]])
+
+
+def log_of_pairs(r: Tensor) -> Tensor:
+    """Log density of pairs with variances 1 and covariance r."""
+    x, y = PAIRS.T
+    square = (x * x - 2 * r * x * y + y * y) / (1 - r * r)
+    return -(square + (1 - r * r).log()).sum() / 2 - len(PAIRS) * math.log(2 * math.pi)
+
+
+def correlated(pairs: Tensor) -> None:
+    factor = pyro.sample("factor", dist.LKJCholesky(2, 2.0))
+    pyro.deterministic("r", factor[..., 1, 0])
+    with pyro.plate("rows", len(pairs)):
+        pyro.sample("pairs", dist.MultivariateNormal(torch.zeros(2), scale_tril=factor), obs=pairs)
+
+
+def correlated_case() -> Case:
+    """Two correlated numbers: p(r) = 3 (1 - r^2) / 4."""
+    found = on_grid(lambda r: log_of_pairs(r) + (0.75 * (1 - r * r)).log(), -1, 1)
+    return Case(correlated, Call(PAIRS), "r", *found)
+
+
+def indefinite(pairs: Tensor) -> None:
+    """A covariance without a Cholesky factor at half of what the prior draws."""
+    r = pyro.sample("r", dist.Uniform(-2.0, 2.0))
+    row = torch.stack([torch.ones_like(r), r], -1)
+    covariance = torch.stack([row, row.flip(-1)], -2)
+    factor = torch.linalg.cholesky(covariance)
+    with pyro.plate("rows", len(pairs)):
+        pyro.sample("pairs", dist.MultivariateNormal(torch.zeros(2), scale_tril=factor), obs=pairs)
+
+
+def indefinite_case() -> Case:
+    found = on_grid(lambda r: log_of_pairs(r) - math.log(4), -1, 1)
+    return Case(indefinite, Call(PAIRS), "r", *found)
+
+
+def zeros(y: Tensor) -> None:
+    gate = pyro.sample("gate", dist.Beta(2.0, 3.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.ZeroInflatedPoisson(2.0, gate=gate), obs=y)
+
+
+def zeros_case() -> Case:
+    """A row is zero with g + (1 - g) e^-2, else Poisson with (1 - g)."""
+    y = torch.tensor([0.0, 0, 0, 2, 3, 0, 1, 0])
+    counts = y[y > 0]
+
+    def log_joint(gate: Tensor) -> Tensor:
+        log_p = math.log(12) + gate.log() + 2 * (1 - gate).log()
+        log_p = log_p + (y == 0).sum() * (gate + (1 - gate) * math.exp(-2)).log()
+        poisson = counts * math.log(2) - 2 - (counts + 1).lgamma()
+        return log_p + ((1 - gate).log() + poisson).sum()
+
+    return Case(zeros, Call(y), "gate", *on_grid(log_joint, 0, 1))
+
+
+GRADES = torch.tensor([0.0, 1, 1, 2, 1, 0, 1, 2])
+
+
+def graded(x: Tensor, grades: Tensor) -> None:
+    slope = pyro.sample("slope", dist.Normal(0.0, 2.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.OrderedLogistic(slope * x, torch.tensor([-1.0, 1.0])), obs=grades)
+
+
+def graded_case() -> Case:
+    """P(grade <= k) = sigmoid(cut_k - slope x)."""
+    x = torch.tensor([-1.0, 0, 0.5, 1, 0.2, -0.3, -0.8, 2])
+
+    def log_joint(slope: Tensor) -> Tensor:
+        below = torch.stack([(cut - slope * x).sigmoid() for cut in (-1, 1)])
+        chances = torch.stack([below[0], below[1] - below[0], 1 - below[1]])
+        log_p = -(slope**2) / 8 - math.log(2 * math.sqrt(2 * math.pi))
+        return log_p + chances[GRADES.long(), torch.arange(len(x))].log().sum()
+
+    return Case(graded, Call(x, GRADES), "slope", *on_grid(log_joint, -12, 14))
+
+
+MODELS: dict[str, Callable[[], Case]] = {
+    "a count and a measurement": two_sites_case,
+    "Dirichlet and Multinomial": outcomes_case,
+    "censored by a factor": lambda: survival_case("factor"),
+    "censored by a mask": lambda: survival_case("mask"),
+    "LKJ and MultivariateNormal": correlated_case,
+    "a covariance that is none": indefinite_case,
+    "zero-inflated": zeros_case,
+    "OrderedLogistic": graded_case,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_smc_has_the_moments_and_the_evidence(name: str) -> None:
+    case = MODELS[name]()
+    particles = bnn.SMC(num_particles=1_000, compile=False).run(
+        case.model, case.call, progress=False
+    )
+    draws = particles.sample(1_000)[case.site]
+    error = 5 * case.sd / math.sqrt(200)  # a fifth of the particles count as independent
+    assert ((draws.mean(0) - case.mean).abs() < error).all()
+    assert case.log_evidence is not None
+    difference = particles.log_evidence - float(case.log_evidence)
+    assert abs(difference) < 5 * particles.log_evidence_error
+
+
+def flat(y: Tensor) -> None:
+    mean = pyro.sample("mean", dist.ImproperUniform(constraints.real, (), ()))
+    sd = pyro.sample("sd", dist.ImproperUniform(constraints.positive, (), ()))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(mean, sd), obs=y)
+
+
+def flat_case() -> Case:
+    """Mean ~ t: the variance is inverse gamma (N / 2 - 1, S / 2) under a flat sd."""
+    sum_of_squares = ((Y - Y.mean()) ** 2).sum()
+    variance = sum_of_squares / (len(Y) - 4) / len(Y)
+    return Case(flat, Call(Y), "mean", Y.mean(), variance.sqrt())
+
+
+@pytest.mark.parametrize("make", [flat_case, outcomes_case, correlated_case, indefinite_case])
+def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
+    case = make()
+    nuts = bnn.NUTS(num_samples=500, warmup_steps=200, compile=False)
+    posterior = nuts.run(case.model, case.call, progress=False)
+    draws = posterior.sample(2_000)[case.site]
+    table = posterior.summary(2_000)
+    assert table["r_hat"].dropna().max() < 1.05
+    ess = min(value for site, value in table["ess_bulk"].items() if str(site).startswith(case.site))
+    assert ((draws.mean(0) - case.mean).abs() < 5 * case.sd / math.sqrt(ess)).all()
+
+
+@pytest.mark.parametrize("make", [outcomes_case, correlated_case])
+def test_sticks_and_triangles_are_written_in_c(
+    make: Callable[[], Case], caplog: pytest.LogCaptureFixture
+) -> None:
+    case = make()
+    with caplog.at_level("DEBUG", logger="pyro_bnn"):
+        nuts = bnn.NUTS(num_samples=20, warmup_steps=20, num_chains=1, compile=True)
+        nuts.run(case.model, case.call, progress=False)
+    assert "not written in C" not in caplog.text
