@@ -444,7 +444,7 @@ class Joint:
         """
         args = self.args if args is None else args
         params = self.params if params is None else params
-        with self.snapshot.held():
+        with self.snapshot.held(), Factorised():
             run = evaluate(
                 self.model_at(values),
                 values,
@@ -515,8 +515,7 @@ class Joint:
 
         def one(draw: Tensor) -> T:
             z, params_of_draw = self.split_draw(draw, params)
-            with Factorised():
-                return read(self.run_at(z, args, params_of_draw), z)
+            return read(self.run_at(z, args, params_of_draw), z)
 
         return self.batched(one, z) if z.ndim == 2 else one(z)
 

@@ -148,12 +148,13 @@ class Recurrent(PyroModule):  # type: ignore[misc]  # Pyro has no types
         return states
 
     def forward(self, x: Tensor, y: Tensor) -> None:
+        f = self.states(x) @ self.w
         with pyro.plate("rows", len(x)):
-            pyro.sample("y", dist.Normal(self.states(x) @ self.w, 0.2), obs=y)
+            pyro.sample("y", dist.Normal(f, 0.2), obs=y)
 
 
 def recurrent_case() -> Case:
-    model, x = Recurrent(), normal(12, 4)
+    model, x = Recurrent(), normal(12, 2)
     y = x.sum(-1) / 3
     mean, sd, evidence = linear(model.states(x), y, 1.0, 0.2)
     return Case(model, Call(x, y), "w", mean, sd, evidence)
@@ -181,7 +182,9 @@ def test_laplace_is_exact_where_the_posterior_is_a_gaussian(
     make: Callable[[], Case], tmp_path: Path
 ) -> None:
     case = make()
-    posterior = bnn.Laplace(curvature="hessian").run(case.model, case.call, progress=False)
+    posterior = bnn.Laplace(curvature="hessian", compile=False).run(
+        case.model, case.call, progress=False
+    )
     draws = posterior.sample(4_000)[case.site]
     error = case.sd / math.sqrt(4_000)
     assert ((draws.mean(0) - case.mean).abs() < 5 * error).all()
@@ -324,48 +327,22 @@ def zeros_case() -> Case:
     return Case(zeros, Call(y), "gate", *on_grid(log_joint, 0, 1))
 
 
-GRADES = torch.tensor([0.0, 1, 1, 2, 1, 0, 1, 2])
-
-
-def graded(x: Tensor, grades: Tensor) -> None:
-    slope = pyro.sample("slope", dist.Normal(0.0, 2.0))
-    with pyro.plate("rows", len(x)):
-        pyro.sample("y", dist.OrderedLogistic(slope * x, torch.tensor([-1.0, 1.0])), obs=grades)
-
-
-def graded_case() -> Case:
-    """P(grade <= k) = sigmoid(cut_k - slope x)."""
-    x = torch.tensor([-1.0, 0, 0.5, 1, 0.2, -0.3, -0.8, 2])
-
-    def log_joint(slope: Tensor) -> Tensor:
-        below = torch.stack([(cut - slope * x).sigmoid() for cut in (-1, 1)])
-        chances = torch.stack([below[0], below[1] - below[0], 1 - below[1]])
-        log_p = -(slope**2) / 8 - math.log(2 * math.sqrt(2 * math.pi))
-        return log_p + chances[GRADES.long(), torch.arange(len(x))].log().sum()
-
-    return Case(graded, Call(x, GRADES), "slope", *on_grid(log_joint, -12, 14))
-
-
 MODELS: dict[str, Callable[[], Case]] = {
     "a count and a measurement": two_sites_case,
-    "Dirichlet and Multinomial": outcomes_case,
     "censored by a factor": lambda: survival_case("factor"),
     "censored by a mask": lambda: survival_case("mask"),
     "LKJ and MultivariateNormal": correlated_case,
     "a covariance that is none": indefinite_case,
     "zero-inflated": zeros_case,
-    "OrderedLogistic": graded_case,
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_smc_has_the_moments_and_the_evidence(name: str) -> None:
     case = MODELS[name]()
-    particles = bnn.SMC(num_particles=1_000, compile=False).run(
-        case.model, case.call, progress=False
-    )
-    draws = particles.sample(1_000)[case.site]
-    error = 5 * case.sd / math.sqrt(200)  # a fifth of the particles count as independent
+    particles = bnn.SMC(num_particles=500, compile=False).run(case.model, case.call, progress=False)
+    draws = particles.sample(500)[case.site]
+    error = 5 * case.sd / math.sqrt(100)  # a fifth of the particles count as independent
     assert ((draws.mean(0) - case.mean).abs() < error).all()
     assert case.log_evidence is not None
     difference = particles.log_evidence - float(case.log_evidence)
@@ -386,13 +363,13 @@ def flat_case() -> Case:
     return Case(flat, Call(Y), "mean", Y.mean(), variance.sqrt())
 
 
-@pytest.mark.parametrize("make", [flat_case, outcomes_case, correlated_case, indefinite_case])
+@pytest.mark.parametrize("make", [flat_case, outcomes_case, indefinite_case])
 def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
     case = make()
-    nuts = bnn.NUTS(num_samples=500, warmup_steps=200, compile=False)
+    nuts = bnn.NUTS(num_samples=300, warmup_steps=150)
     posterior = nuts.run(case.model, case.call, progress=False)
-    draws = posterior.sample(2_000)[case.site]
-    table = posterior.summary(2_000)
+    draws = posterior.sample(1_200)[case.site]
+    table = posterior.summary(1_200)
     assert table["r_hat"].dropna().max() < 1.05
     ess = min(value for site, value in table["ess_bulk"].items() if str(site).startswith(case.site))
     assert ((draws.mean(0) - case.mean).abs() < 5 * case.sd / math.sqrt(ess)).all()
