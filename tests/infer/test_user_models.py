@@ -132,14 +132,14 @@ def nested_case() -> Case:
     )
 
 
-class Recurrent(PyroModule):  # type: ignore[misc]  # Pyro has no types
+class Recurrent(PyroModule):
     """Weights on the last state of a recurrent network that is held."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rnn = nn.GRU(1, 3, batch_first=True)
         for number, value in enumerate(self.rnn.parameters()):
-            value.requires_grad_(requires_grad=False)
+            value.requires_grad = False
             value.copy_(normal(*value.shape, *[1] * number).reshape(value.shape))
         self.w = PyroSample(dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
@@ -148,7 +148,8 @@ class Recurrent(PyroModule):  # type: ignore[misc]  # Pyro has no types
         return states
 
     def forward(self, x: Tensor, y: Tensor) -> None:
-        f = self.states(x) @ self.w
+        w: Any = self.w
+        f = self.states(x) @ w
         with pyro.plate("rows", len(x)):
             pyro.sample("y", dist.Normal(f, 0.2), obs=y)
 
@@ -182,7 +183,7 @@ def test_laplace_is_exact_where_the_posterior_is_a_gaussian(
     make: Callable[[], Case], tmp_path: Path
 ) -> None:
     case = make()
-    posterior = bnn.Laplace(curvature="hessian", compile=False).run(
+    posterior: Any = bnn.Laplace(curvature="hessian", compile=False).run(
         case.model, case.call, progress=False
     )
     draws = posterior.sample(4_000)[case.site]
@@ -253,7 +254,7 @@ def survival(seen: Tensor, censored: Tensor, way: str) -> None:
         pyro.factor("censored", -(rate * censored).sum())
         return
     times = torch.cat([seen, censored])
-    is_seen = torch.arange(len(times)) < len(seen)
+    is_seen: Any = torch.arange(len(times)) < len(seen)
     with pyro.plate("all", len(times)):
         with poutine.mask(mask=is_seen):
             pyro.sample("time", dist.Exponential(rate), obs=times)
@@ -276,7 +277,8 @@ def log_of_pairs(r: Tensor) -> Tensor:
     """Log density of pairs with variances 1 and covariance r."""
     x, y = PAIRS.T
     square = (x * x - 2 * r * x * y + y * y) / (1 - r * r)
-    return -(square + (1 - r * r).log()).sum() / 2 - len(PAIRS) * math.log(2 * math.pi)
+    logs: Tensor = -(square + (1 - r * r).log()).sum() / 2
+    return logs - len(PAIRS) * math.log(2 * math.pi)
 
 
 def correlated(pairs: Tensor) -> None:
@@ -340,7 +342,9 @@ MODELS: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_smc_has_the_moments_and_the_evidence(name: str) -> None:
     case = MODELS[name]()
-    particles = bnn.SMC(num_particles=500, compile=False).run(case.model, case.call, progress=False)
+    particles: Any = bnn.SMC(num_particles=500, compile=False).run(
+        case.model, case.call, progress=False
+    )
     draws = particles.sample(500)[case.site]
     error = 5 * case.sd / math.sqrt(100)  # a fifth of the particles count as independent
     assert ((draws.mean(0) - case.mean).abs() < error).all()
