@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pyro_bnn.cli.evaluated import evaluate_now, expected_draws
+from pyro_bnn.cli.main import _run
+from pyro_bnn.cli.terminal import OPTIONS, too_large
 from pyro_bnn.guides import AutoDelta, AutoNormal
 from pyro_bnn.infer import MILE, NUTS, SGLD, SVI, Cyclical, Ensemble, Subspace
 from pyro_bnn.models import MLP
@@ -56,6 +58,31 @@ def test_a_line_says_at_once_that_a_fit_cannot_be_evaluated() -> None:
     assert (own.num_draws, own.entry) == (15, None)
     assert said == [f"NUTS       {own.why}"]
     assert own.why.startswith("its fit cannot be evaluated: there is not enough memory: fewer rows")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--samples"], "fewer draws (--samples) take less"),
+        (["--rows", "--seed", "--draws"], "fewer draws (--draws) or rows (--rows) take less"),
+        ([], "end other programs, or take a machine with more"),
+    ],
+)
+def test_advice_on_memory_names_the_options_of_the_command(options: list[str], words: str) -> None:
+    before = OPTIONS.set(options)
+    try:
+        assert too_large() == f"there is not enough memory: {words}"
+    finally:
+        OPTIONS.reset(before)
+
+
+def test_a_command_leaves_the_options_of_the_next_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = OPTIONS.get()
+    assert _run(["list", "--json"]) == 0
+    assert capsys.readouterr().out
+    assert OPTIONS.get() is before
 
 
 def test_draws_in_common_are_as_many_of_each_chain_and_member() -> None:

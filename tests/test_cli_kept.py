@@ -284,7 +284,7 @@ def test_what_says_that_memory_is_exceeded(error: Exception, expected: bool) -> 
             "fewer rows a step (--batch-size), draws (--samples), chains (--chains), training rows "
             "(--max-rows), units (--hidden) or processes (--jobs) take less",
         ),
-        (("prior",), "make_networks", "draws (--draws) or units (--hidden) take less"),
+        (("prior",), "make_networks", "fewer draws (--draws) or units (--hidden) take less"),
         (("report", "x.nc"), "", "end other programs, or take a machine with more"),
     ],
 )

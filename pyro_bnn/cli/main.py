@@ -85,6 +85,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _run(args: list[str]) -> int | None:
     """The exit code of a command, None where it was interrupted."""
+    before = OPTIONS.set(OPTIONS.get())
     try:
         program: Any = typer.main.get_command(app)
         if args and (chosen := program.commands.get(args[0])):
@@ -112,6 +113,8 @@ def _run(args: list[str]) -> int | None:
         if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
             return fail(f"{error.filename}: {error.strerror}; choose another path", FAILURE)
         raise
+    finally:
+        OPTIONS.reset(before)
     return None if code == INTERRUPTED else int(code or 0)
 
 

@@ -22,7 +22,7 @@ PROGRAM = "pyro-bnn"
 WIDTH = 100
 USAGE, FAILURE, UNWANTED = 2, 1, 3  # exit codes: of what was asked for, happened, was found
 TAKES_LESS = {
-    "--batch-size": "fewer rows a step",
+    "--batch-size": "rows a step",
     "--samples": "draws",
     "--draws": "draws",
     "--chains": "chains",
@@ -45,7 +45,8 @@ def too_large() -> str:
     if not has:
         return "there is not enough memory: end other programs, or take a machine with more"
     *others, last = has
-    return f"there is not enough memory: {', '.join(others)} or {last} take less"
+    what = f"{', '.join(others)} or {last}" if others else last
+    return f"there is not enough memory: fewer {what} take less"
 
 
 def refuse_idle(context: typer.Context, parameters: Iterable[str], where: Iterable[str]) -> None:
