@@ -39,6 +39,7 @@ logger = logging.getLogger("pyro_bnn")
 aten = torch.ops.aten
 BY_INDEX = frozenset({aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_})
 """Operations whose second argument has an index or None for each dimension."""
+MOST_FACTORS = 32  # of a running product that is written factor by factor
 
 TensorFunction: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
@@ -160,9 +161,6 @@ class TensorMeta(NamedTuple):
     dtype: torch.dtype
     stride: tuple[int, ...]
     device: torch.device
-
-
-MOST_FACTORS = 32  # of a running product that is written factor by factor
 
 
 class _Recorder(Mode):

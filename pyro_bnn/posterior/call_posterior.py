@@ -17,19 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Call
-from pyro_bnn.guides import Guide
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.guide_draws import GuideDraws
 from pyro_bnn.posterior.laplace_draws import LaplaceDraws
 from pyro_bnn.posterior.particle_draws import ParticleDraws
-from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.posterior.stored_draws import StoredDraws
 from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.program.conditional_draws import discrete_draws
 from pyro_bnn.program.enumerated import EnumeratedJoint
 from pyro_bnn.program.handlers import Model, is_point
-from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 logger = logging.getLogger("pyro_bnn")
@@ -364,17 +361,6 @@ class CallPosterior(SitePosterior):
 class CallDraws(StoredDraws, CallPosterior, kind="call draws"):
     """Stored draws of any model; see :class:`~.stored_draws.StoredDraws` for its arguments."""
 
-    def __init__(
-        self,
-        program: Joint,
-        z: Float[Tensor, "C S P"],
-        provenance: Provenance,
-        *,
-        sample_stats: Mapping[str, NDArray[Any]] | None = None,
-        log_q: Float[Tensor, "C S"] | None = None,
-    ) -> None:
-        super().__init__(program, z, provenance, sample_stats=sample_stats, log_q=log_q)
-
     def _stats_of(self, num_samples: int, seed: int) -> dict[str, NDArray[Any]]:
         """See the base class."""
         chosen = self.chosen(num_samples, seed).numpy()
@@ -384,26 +370,9 @@ class CallDraws(StoredDraws, CallPosterior, kind="call draws"):
 class CallParticles(ParticleDraws, CallDraws, kind="call particles"):
     """Particles of any model; see :class:`~.particle_draws.ParticleDraws` for its arguments."""
 
-    def __init__(
-        self,
-        program: Joint,
-        z: Float[Tensor, "C S P"],
-        provenance: Provenance,
-        *,
-        stages: Float[Tensor, "n 10"],
-        sample_stats: Mapping[str, NDArray[Any]] | None = None,
-        log_q: Float[Tensor, "C S"] | None = None,
-    ) -> None:
-        super().__init__(
-            program, z, provenance, stages=stages, sample_stats=sample_stats, log_q=log_q
-        )
-
 
 class CallGuide(GuideDraws, CallPosterior, kind="call guide"):
     """A trained guide of any model; see :class:`~.guide_draws.GuideDraws` for its arguments."""
-
-    def __init__(self, program: Joint, guide: Guide, provenance: Provenance) -> None:
-        super().__init__(program, guide, provenance)
 
     def _stats_of(self, num_samples: int, seed: int) -> dict[str, NDArray[Any]]:
         """Log joint and log q of the draws, as of any approximation; see the base class."""
