@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Call
+from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
+from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Init
@@ -23,6 +26,7 @@ from pyro_bnn.posterior.provenance import Provenance
 from pyro_bnn.program.enumerated import joint_of
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.parts import require_sum_over_rows
 from pyro_bnn.program.terms import Batch
 
 
@@ -63,18 +67,43 @@ class CallProblem(Facts):
 
     @property
     def num_rows(self) -> int:
-        """One: the call itself, of which the joint holds the arguments."""
-        return 1
+        """How many the plate has that takes some of them; else one, the call itself."""
+        return 1 if self.joint.plate is None else self.joint.plate.size
 
     @property
+    def own_batch_size(self) -> int | None:
+        """The plate's ``subsample_size``."""
+        return None if self.joint.plate is None else self.joint.plate.taken
+
+    @cached_property
     def rows(self) -> Batch:
-        """A row of zeros, which stands for the call."""
-        row = self.joint.initial.new_zeros(1)
-        return Batch(row, row.clone())
+        """Their numbers, as x and as y."""
+        numbers = torch.arange(self.num_rows, device=self.joint.device)
+        return Batch(numbers, numbers.clone())
 
     def batches(self, size: int | None) -> Batches:
-        """The call again and again."""
+        """Batches of so many rows of the plate, or the call again and again."""
         return Minibatches(self.rows, size, self.seed)
+
+    def check_batches(self, batch_size: int | None) -> None:
+        """Check that steps can have some of the rows.
+
+        Args:
+            batch_size: Option of the engine.
+
+        Raises:
+            ModelError, SiteError: As :func:`.require_sum_over_rows`.
+            OptionError: If there is a size, and no plate takes some of its rows.
+        """
+        if self.joint.plate is not None:
+            require_sum_over_rows(self.joint)
+        elif batch_size is not None:
+            raise OptionError(
+                f"batch_size={batch_size} needs a plate whose rows a step can choose, and "
+                f"{model_name(self.model)} has none: write `with pyro.plate(name, size, "
+                f"subsample_size={batch_size}) as rows:` and index the arrays by rows, or leave "
+                "batch_size at None"
+            )
 
     def prior_draws(self, num_draws: int, seed: int) -> Tensor:
         """Draws z ``[S, P]`` from the prior."""

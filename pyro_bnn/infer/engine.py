@@ -27,7 +27,10 @@ from pyro_bnn.posterior.nature import Fault, Nature, PosteriorKind
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.random_state import isolated
 
-SERVE_CALLS = 'NUTS, HMC, MAMS, MCLMC, SVI, SMC or Laplace(curvature="hessian")'
+SERVE_CALLS = (
+    'NUTS, HMC, MAMS, MCLMC, SVI, SMC, Laplace(curvature="hessian"), SGLD, SGHMC, SGNHT, BAOAB, '
+    "PSGLD or Cyclical"
+)
 
 
 class Start(NamedTuple):

@@ -65,6 +65,11 @@ class Facts(ABC):
         """Whether the data come in the order of a ``DataLoader``, which cannot be replayed."""
         return False
 
+    @property
+    def own_batch_size(self) -> int | None:
+        """Rows of a batch where the model itself says how many it takes."""
+        return None
+
     @abstractmethod
     def batches(self, size: int | None) -> Batches:
         """Batches of so many rows without end, all rows for None; or those of the DataLoader."""

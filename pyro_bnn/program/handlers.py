@@ -36,6 +36,7 @@ from pyro_bnn.program.batched import without_fast_path
 from pyro_bnn.program.dependence import PARAMETER, Marks
 from pyro_bnn.program.distributions import base_distribution, bounds_of, zeros_like
 from pyro_bnn.program.random_state import empty_store, isolated
+from pyro_bnn.program.subsampling import Plate, WholePlates, is_rows_of_plate, of_rows
 from pyro_bnn.sites import Site, base_support, bijection, shape_of_entries
 
 logger = logging.getLogger("pyro_bnn")
@@ -57,6 +58,7 @@ class ModelTrace:
             values here are unconstrained uniform(-2, 2).
         enumerated: Message of each site that was left out for its ``infer={"enumerate": ...}``.
         batch_dims: How many dimensions from the right the plates and batches of sites take.
+        plate: The largest plate that takes some of its rows at random, of those that hold arrays.
     """
 
     sites: tuple[Site, ...]
@@ -66,6 +68,7 @@ class ModelTrace:
     without_draws: frozenset[str] = frozenset()
     enumerated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     batch_dims: int = 0
+    plate: Plate | None = None
 
 
 @contextmanager
@@ -121,7 +124,7 @@ class Starting(Messenger):
         self.last = ""
 
     def _pyro_sample(self, msg: Any) -> None:
-        if type(msg["fn"]).__name__ != "_Subsample":  # a plate
+        if not is_rows_of_plate(msg):
             self.last = msg["name"]
         number = msg["infer"].get("start")
         if msg["value"] is not None:
@@ -173,13 +176,16 @@ def trace_model(
         kwargs: Its keyword arguments.
         leave_enumerated: Whether to leave out sites with ``infer={"enumerate": ...}``.
         of_rows: Whether the arguments are rows of data, x alone: ``"y"`` in the plate ``"data"`` is
-            no latent site then, and a plate that takes some rows has them already.
+            no latent site then, and a plate that takes some rows has them already. Else it takes
+            all of them.
         start: Gives sites their values; default a :class:`Starting`.
 
     Raises:
         SiteError: If a latent site is discrete or has no density, or the model has none.
     """
-    with unseen(model), Starting() if start is None else start as starting:
+    whole = WholePlates()
+    plates = contextlib.nullcontext() if of_rows else whole
+    with unseen(model), plates, Starting() if start is None else start as starting:
         trace = poutine.trace(model).get_trace(*own_rows(args), **(kwargs or {}))
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
@@ -187,9 +193,7 @@ def trace_model(
     first = 0
     for name in trace.stochastic_nodes:
         node = nodes[name]
-        if type(node["fn"]).__name__ == "_Subsample":
-            if not of_rows:
-                _check_plate(name, node["fn"])
+        if is_rows_of_plate(node):
             continue
         if node["infer"].get("is_auxiliary"):
             continue
@@ -225,6 +229,7 @@ def trace_model(
         started & {*messages},
         enumerated,
         _batch_dims(nodes),
+        _largest(whole.plates, nodes),
     )
 
 
@@ -245,13 +250,12 @@ def _first_array(nodes: Mapping[str, Any]) -> Tensor | None:
     return next(arrays, None)
 
 
-def _check_plate(name: str, plate: Any) -> None:
-    """Check that a plate takes all of its rows."""
-    if plate.subsample_size not in (None, plate.size):
-        raise SiteError(
-            f"the plate {name!r} takes {plate.subsample_size} of its {plate.size} rows at random, "
-            "so that the density would be another one at each run: leave out subsample_size="
-        )
+def _largest(plates: Mapping[str, Plate], nodes: Mapping[str, Any]) -> Plate | None:
+    """The plate of the most rows, of those that some site of a run has as a dimension."""
+    samples = [node for node in nodes.values() if node["type"] == "sample"]
+    arrays = {f.name for node in samples for f in node["cond_indep_stack"] if f.vectorized}
+    held = [plate for name, plate in plates.items() if name in arrays]
+    return max(held, key=lambda plate: plate.size, default=None)
 
 
 def _check_support(name: str, fn: Distribution, *, has_own_maps: bool = True) -> None:
@@ -359,6 +363,7 @@ class Evaluate(Messenger):
         recorded: Value of each ``pyro.deterministic`` statement.
         summed: Message of each site that is marked for enumeration.
         unlisted: Names of the sites that are latent here and have no value: the run drew them.
+        rows: Numbers of the rows that plates take, by name.
         marks: The marks that followed the run's values through its operations, if any.
     """
 
@@ -367,9 +372,11 @@ class Evaluate(Messenger):
         values: Mapping[str, SiteValue],
         params: Mapping[str, tuple[Tensor, constraints.Constraint]],
         output: Tensor | None = None,
+        rows: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.values, self.params, self.output = values, params, output
+        self.rows = rows or {}
         self.latent: dict[str, dict[str, Any]] = {}
         self.observed: dict[str, dict[str, Any]] = {}
         self.factors: dict[str, dict[str, Any]] = {}
@@ -420,15 +427,18 @@ class Evaluate(Messenger):
             value = self.values[msg["name"]]
             if isinstance(value, Entries):
                 value = value.value_in(msg["fn"])
+            elif value is not None and self.rows:
+                value = of_rows(value, msg, self.rows)
             msg["value"] = draw_or_start(msg)[0] if value is None else value
         elif msg["name"] == "f" and self.output is not None:
             msg["value"] = self.output.reshape(msg["value"].shape)
         elif msg["name"] == "y" and not (msg["is_observed"] or _is_enumerated(msg)):
             msg["value"] = zeros_like(msg["fn"])  # only the model's own code reads it
-        elif type(msg["fn"]).__name__ == "_Subsample" and msg["value"] is None:
+        elif is_rows_of_plate(msg) and msg["value"] is None:
             fn = msg["fn"]  # x is the minibatch already: draw no random rows of the plate
             size = fn.size if fn.subsample_size is None else fn.subsample_size
-            msg["value"] = torch.arange(size, device=fn.device)
+            rows = self.rows.get(msg["name"])
+            msg["value"] = torch.arange(size, device=fn.device) if rows is None else rows
 
     def _pyro_post_sample(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
@@ -444,7 +454,7 @@ class Evaluate(Messenger):
                 self.marks.put([msg["value"]], name)
         elif msg["is_observed"] or name == "y":
             self.observed[name] = msg
-        elif not (msg["infer"].get("is_auxiliary") or type(msg["fn"]).__name__ == "_Subsample"):
+        elif not (msg["infer"].get("is_auxiliary") or is_rows_of_plate(msg)):
             self.unlisted.append(name)
 
 
@@ -509,6 +519,7 @@ def predicted(
     with (
         empty_store(),
         _without_registration_warnings(),
+        WholePlates(),
         Unobserved({*latents, *discrete}) if anew else contextlib.nullcontext(),
         poutine.trace() as tracer,
         poutine.substitute(data=values),
@@ -523,7 +534,7 @@ def predicted(
         if node["type"] == "sample"
         and name not in latents
         and node["value"] is not discrete.get(name)
-        and type(node["fn"]).__name__ != "_Subsample"
+        and not is_rows_of_plate(node)
         and not isinstance(node["fn"], dist.Unit)
     }
 
@@ -586,6 +597,7 @@ def evaluate(
     params: Mapping[str, Tensor] | None = None,
     store: Mapping[str, tuple[Tensor, constraints.Constraint]] | None = None,
     output: Tensor | None = None,
+    rows: Mapping[str, Tensor] | None = None,
 ) -> Evaluate:
     """Run a model with its latent sites held at given values.
 
@@ -598,11 +610,14 @@ def evaluate(
             for those of ``store``, by name.
         store: Unconstrained start and constraint of explicit ``pyro.param`` statements.
         output: Replaces the network output f ``[N, F]``, from which y is drawn or scored.
+        rows: Numbers of the rows that plates take, by name, in place of ``subsample_size``; those
+            that are not named take all. None where the arguments are the rows already.
     """
     of_module, stated = _apart(params or {}, store or {})
-    evaluation = Evaluate(values, stated, output)
+    evaluation = Evaluate(values, stated, output, rows)
     with (
         poutine.block(),  # handlers around the engine are not the model's
+        contextlib.nullcontext() if rows is None else WholePlates(),
         without_validation(),
         without_fast_path(),
         empty_store(),

@@ -44,6 +44,7 @@ from pyro_bnn.program.model_facts import first_tensor, store_params
 from pyro_bnn.program.prior import flat, prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
+from pyro_bnn.program.subsampling import with_rows
 from pyro_bnn.program.terms import Batch, GuideLike, Params
 from pyro_bnn.sites import Site
 
@@ -85,8 +86,7 @@ class Joint:
         ModelError: If the model fails on its arguments, a site has no density, or a
             ``pyro.module`` statement stands in a plain function.
         DataError: If an observed value lies outside of its distribution's support.
-        SiteError: If the model has no latent site or a discrete one, or if a plate takes some of
-            its rows at random.
+        SiteError: If the model has no latent site or a discrete one.
 
     Attributes:
         latents: The latent sites and their prior.
@@ -101,6 +101,8 @@ class Joint:
         dtype: Of z.
         device: Where z is.
         snapshot: The model's buffers, priors and modes as they were.
+        plate: The plate whose rows :meth:`arguments` takes, the largest of those that take some of
+            their rows at random, or None. The others take all.
         log_hidden: What Pyro's own density counts besides, a constant: see
             :class:`EnumeratedJoint`.
         without_log_likelihood: Names of the observed sites without a log density for each entry,
@@ -138,7 +140,7 @@ class Joint:
         if trace is None:
             trace = trace_plain(model, self.args, self.kwargs, starting)
         self.latents = Latents(trace.sites)
-        without_draws = trace.without_draws
+        self.plate = trace.plate
         self.is_batched = True
         self.params: dict[str, Tensor] = {}
         self.member_params: tuple[str, ...] = ()
@@ -172,7 +174,7 @@ class Joint:
             self.num_observed = max(1, sum(observed))
             self.held_given_latents = held_given_latents(probe)
             self.latents.find_closed_forms(probe)
-            self.latents.without_draws = without_draws
+            self.latents.without_draws = trace.without_draws
             self._priors_are_apart = not self.latents.dependent and all(
                 probe.sources(site.name) <= {PARAMETER} for site in self.sites
             )
@@ -220,17 +222,17 @@ class Joint:
 
     @property
     def has_rows(self) -> bool:
-        """Whether the arguments are rows of data, as those of a :class:`Program` are."""
-        return False
+        """Whether a run may be of some rows of the data."""
+        return self.plate is not None
 
     @property
     def call(self) -> Call:
         """The arguments that guides trace the model with."""
         return Call(*self.args, **self.kwargs)
 
-    def arguments(self, rows: Batch) -> Sequence[Any]:  # noqa: ARG002
-        """The model's arguments on some rows: here those of the trace, as it has no rows."""
-        return self.args
+    def arguments(self, rows: Batch) -> Sequence[Any]:
+        """The model's arguments on some rows: those of the trace, and rows that its plate takes."""
+        return with_rows(self.args, self.plate, rows.x)
 
     # Coordinates
 
@@ -453,6 +455,7 @@ class Joint:
                 params={**self.snapshot.buffers, **params},
                 store=self._store,
                 output=output,
+                rows=self.rows_of_plates(args),
             )
         if self._site_names and (run.unlisted or len(run.latent) < len(self._site_names)):
             missing = sorted(self._site_names - {*run.latent})
@@ -467,6 +470,10 @@ class Joint:
     def model_at(self, values: Mapping[str, SiteValue]) -> Model:  # noqa: ARG002
         """The model as it is run at values of its sites."""
         return self.model
+
+    def rows_of_plates(self, args: Sequence[Any]) -> Mapping[str, Tensor] | None:
+        """Numbers of the rows that plates take in a run on these arguments; else all."""
+        return getattr(args, "rows", {})
 
     def run_at(
         self, z: Tensor, args: Sequence[Any] | None = None, params: Params | None = None

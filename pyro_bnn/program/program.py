@@ -165,6 +165,9 @@ class Program(Joint):
         """The rows, x and y."""
         return rows
 
+    def rows_of_plates(self, args: Sequence[Any]) -> None:
+        """None: the arguments are the rows that a plate takes already."""
+
     # Densities
 
     def log_prior(self, z: Tensor, x: Any = None, params: Params | None = None) -> Tensor:

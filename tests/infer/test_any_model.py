@@ -205,7 +205,7 @@ def test_starts_are_those_that_are_passed() -> None:
         nuts.run(groups, CALL, init={"slope": torch.tensor(0.0)}, progress=False)
 
 
-@pytest.mark.parametrize("engine", [bnn.SWAG(), bnn.SGLD(), bnn.CAVI()])
+@pytest.mark.parametrize("engine", [bnn.SWAG(), bnn.VOGN(), bnn.CAVI()])
 def test_engines_that_need_a_network_say_so(engine: Any) -> None:
     name = type(engine).__name__
     with pytest.raises(ModelError, match=f"{name} needs a network on rows.*take NUTS, HMC"):

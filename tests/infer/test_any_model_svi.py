@@ -329,7 +329,7 @@ def test_a_fit_starts_from_another(posterior: CallGuide) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 4}, "batch_size=4 needs rows, and a Call has none"),
+        ({"batch_size": 4}, "batch_size=4 needs a plate whose rows a step can choose"),
         ({"per_example_draws": True}, "per_example_draws=True needs rows"),
         ({"estimator": "flipout"}, 'estimator="flipout" needs rows.*"auto"'),
     ],

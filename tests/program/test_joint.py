@@ -610,17 +610,10 @@ def sized_by_a_site(_: Tensor) -> None:
     pyro.sample("heights", dist.Normal(0.0, 1.0).expand([1 + int(count)]).to_event(1))
 
 
-def subsampled(x: Tensor) -> None:
-    w = pyro.sample("w", dist.Normal(0.0, 1.0))
-    with pyro.plate("rows", len(x), subsample_size=2) as rows:
-        pyro.sample("value", dist.Normal(w, 1.0), obs=x[rows])
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (discrete, "the latent site 'kind' is discrete"),
-        (subsampled, "the plate 'rows' takes 2 of its 5 rows at random"),
         (lambda x: pyro.sample("x", dist.Normal(0.0, 1.0), obs=x[0]), "no latent sample site"),
     ],
 )

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from pyro_bnn.errors import DataError
 from pyro_bnn.infer.batches import IndependentMinibatches, LoaderBatches, Minibatches
 from pyro_bnn.infer.inputs import pair_of
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
@@ -95,7 +95,7 @@ BatchesOfChains: TypeAlias = OwnMinibatches | IndependentMinibatches | OwnPasses
 
 
 def own_batches(
-    problem: Problem, batch_size: int | None, num_chains: int, *, independent: bool = False
+    problem: Facts, batch_size: int | None, num_chains: int, *, independent: bool = False
 ) -> BatchesOfChains:
     """Batches of each chain: a DataLoader's, else random minibatches, or all rows.
 
@@ -105,7 +105,7 @@ def own_batches(
         num_chains: Number of chains C.
         independent: Whether minibatches are drawn anew at each step, not from permutations.
     """
-    if isinstance(problem.data, DataLoader):
+    if isinstance(problem, Problem) and isinstance(problem.data, DataLoader):
         return OwnPasses(problem.data, problem.program, problem.rows, num_chains)
     if independent:
         return IndependentMinibatches(problem.rows, batch_size, problem.seed, chains=(num_chains,))

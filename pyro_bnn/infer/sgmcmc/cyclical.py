@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from pyro_bnn.checks import check_positive_int, check_share
 from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.sgmcmc.baoab import BAOAB
@@ -92,7 +93,18 @@ class Cyclical(Engine[DrawsPosterior]):
 
     def start(self, problem: Problem) -> Start:
         """Find where the chains start; see the base class."""
+        return self.engine.start_on(problem, self.schedule, self._options)
+
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same of any model; see the base class."""
+        return self.engine.start_call_on(problem, self.schedule, self._options)
+
+    @property
+    def schedule(self) -> Cycles:
+        """Of the step after the warm-up."""
+        return Cycles(self.num_cycles, self.exploration)
+
+    @property
+    def _options(self) -> dict[str, Any]:
         own = {"num_cycles": self.num_cycles, "exploration": self.exploration}
-        options = {"engine": type(self.engine).__name__, **asdict(self.engine), **own}
-        schedule = Cycles(self.num_cycles, self.exploration)
-        return self.engine.start_on(problem, schedule, options)
+        return {"engine": type(self.engine).__name__, **asdict(self.engine), **own}

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive
+from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.engine import DrawCounts, Engine, Start
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.infer.sgmcmc.dynamics import HEAT, ChainState, Dynamics
 from pyro_bnn.infer.sgmcmc.run import Chains
 from pyro_bnn.infer.sgmcmc.schedule import StepSchedule
@@ -57,7 +58,22 @@ class SGMCMC(Dynamics, Engine[DrawsPosterior]):
         """Find where the chains start; see the base class."""
         return self.start_on(problem, self.schedule, asdict(self))
 
-    def start_on(self, problem: Problem, schedule: StepSchedule, options: dict[str, Any]) -> Start:
+    def start_call(self, problem: CallProblem) -> Start:
+        """The same of any model; see the base class."""
+        return self.start_call_on(problem, self.schedule, asdict(self))
+
+    def start_call_on(
+        self, problem: CallProblem, schedule: StepSchedule, options: dict[str, Any]
+    ) -> Start:
+        """The same of any model, whose plate may take some of its rows.
+
+        Raises:
+            ModelError, OptionError, SiteError: As :meth:`.CallProblem.check_batches`.
+        """
+        problem.check_batches(self.batch_size)
+        return self.start_on(problem, schedule, options)
+
+    def start_on(self, problem: Facts, schedule: StepSchedule, options: dict[str, Any]) -> Start:
         """A run that is ready, of steps on a schedule; the options are for its provenance."""
         problem.warn_of_held_parameters()
         return Start(

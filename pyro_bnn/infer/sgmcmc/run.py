@@ -15,7 +15,7 @@ from pyro_bnn.handled import model_name
 from pyro_bnn.infer.batches import IndependentMinibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.checkpoint import State as Saved
-from pyro_bnn.infer.problem import Problem
+from pyro_bnn.infer.problem import Facts
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.sgmcmc.batches import OwnMinibatches, own_batches
 from pyro_bnn.infer.sgmcmc.dynamics import Dynamics
@@ -27,6 +27,7 @@ from pyro_bnn.infer.sgmcmc.warm_up import WarmUp
 from pyro_bnn.infer.steps.potentials import of_one
 from pyro_bnn.infer.steps.starts import find_starts
 from pyro_bnn.infer.steps.store import DrawStore
+from pyro_bnn.posterior.call_posterior import CallDraws
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.program.random_state import derived_seed
 
@@ -59,14 +60,16 @@ class Chains(Run[DrawsPosterior]):
     def __init__(
         self,
         method: Dynamics,
-        problem: Problem,
+        problem: Facts,
         saves: Checkpoint,
         schedule: StepSchedule,
         options: Mapping[str, Any],
     ) -> None:
         self.method, self.options, self.title = method, dict(options), problem.engine
+        size = problem.own_batch_size if method.batch_size is None else method.batch_size
+        self._batch_size = size
         self.batches = own_batches(
-            problem, method.batch_size, method.num_chains, independent=method.undoes_noise
+            problem, size, method.num_chains, independent=method.undoes_noise
         )
         if method.control is not None and self.batches.are_all:
             raise OptionError(
@@ -76,13 +79,13 @@ class Chains(Run[DrawsPosterior]):
         num_sampling = method.thin * method.num_samples
         self.num_steps = method.warmup_steps + num_sampling
         self.plan = Plan(schedule, num_sampling, method.num_samples, method.step_power)
-        self.program = problem.program
-        target = of_one(problem.program, problem.rows)
+        self.program = problem.joint
+        target = of_one(problem.joint, problem.rows)
         z = find_starts(target, problem.init, method.num_chains, problem.seed)
         # other rows than those of the steps: where the chains are depends on the latter's noise
         self._apart = IndependentMinibatches(
             problem.rows,
-            method.batch_size,
+            size,
             derived_seed(problem.seed, APART),
             chains=(method.num_chains,),
         )
@@ -99,7 +102,7 @@ class Chains(Run[DrawsPosterior]):
         )
         goes_down = problem.init is None or method.control == "mode"
         self.warm_up = WarmUp(
-            self.chains, z, goes_down=goes_down, sites=problem.program.sites, seed=problem.seed
+            self.chains, z, goes_down=goes_down, sites=problem.joint.sites, seed=problem.seed
         )
         self.stats = np.zeros((method.num_chains, method.num_samples, len(STATISTICS)))
         self.num_kept = 0
@@ -239,7 +242,9 @@ class Chains(Run[DrawsPosterior]):
         like = self.warm_up.z
         return DrawStore(*shape, like.dtype, device=like.device, path=self._path, saved=saved)
 
-    def posterior(self, problem: Problem, saves: Checkpoint) -> DrawsPosterior | None:
+    def posterior(  # type: ignore[override]  # of a Call, draws of its sites
+        self, problem: Facts, saves: Checkpoint
+    ) -> DrawsPosterior | CallDraws | None:
         """The draws that were kept, with temperatures and step of each; None before the first."""
         if not self.num_kept:
             return None
@@ -247,7 +252,11 @@ class Chains(Run[DrawsPosterior]):
         provenance = problem.provenance(
             saves,
             method=problem.engine,
-            options={**self.options, "step_size": self.warm_up.step_size},
+            options={
+                **self.options,
+                "batch_size": self._batch_size,
+                "step_size": self.warm_up.step_size,
+            },
             num_parameters=self.program.num_latents,
         )
         stats = {
@@ -256,4 +265,4 @@ class Chains(Run[DrawsPosterior]):
             if name != "kinetic_temperature" or "p" in self.chains.now
         }
         draws = self._store.draws[:, : self.num_kept]
-        return DrawsPosterior(self.program, draws, provenance, sample_stats=stats)
+        return problem.draws_posterior(draws, provenance, stats)

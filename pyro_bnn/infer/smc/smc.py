@@ -26,6 +26,7 @@ from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
 
 TYPICAL_STEPS = 1_000  # leapfrog steps of a particle
@@ -216,7 +217,7 @@ def _check_prior(program: Joint, engine: str) -> None:
             "observed alone, or take NUTS"
         )
     tied = sorted(program.held_given_latents)
-    if tied and program.has_rows:  # else what is held is observed
+    if tied and isinstance(program, Program):  # else what is held is observed
         raise SiteError(
             f"{engine} starts at draws from the prior, and there are none given the value at which "
             f"{', '.join(tied)} is held, as its density depends on other sites: take NUTS"

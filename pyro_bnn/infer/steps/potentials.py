@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ class TargetDensity(NamedTuple):
         potential: U and its gradient, of z ``[C, P]`` and ``data``.
         data: Inputs x, and targets y of all chains, or of each ``[C, ...]``; nothing where the
             arguments of the model are fixed.
-        batches: The data of each chain ``[C]``, or of all ``[1]``; None for fixed arguments.
+        batches: The model's arguments of each chain ``[C]``, or of all ``[1]``; None for fixed
+            ones.
     """
 
     program: Joint
     potential: Potential
     data: Sequence[Tensor]
-    batches: Sequence[Batch | None]
+    batches: Sequence[Sequence[Any] | None]
 
     @property
     def has_many(self) -> bool:
@@ -40,9 +41,9 @@ class TargetDensity(NamedTuple):
         return len(self.batches) > 1
 
 
-def of_one(program: Program, batch: Batch) -> TargetDensity:
-    """The posterior of one data set."""
-    return TargetDensity(program, potential_of(program), batch, [batch])
+def of_one(joint: Joint, rows: Batch) -> TargetDensity:
+    """The posterior of one data set, or of a model at its arguments, whose plate takes rows."""
+    return TargetDensity(joint, _of_rows(joint, rows.x.ndim), rows, [joint.arguments(rows)])
 
 
 def of_call(joint: Joint) -> TargetDensity:
@@ -75,17 +76,26 @@ def of_each(program: Program, batches: Sequence[Batch]) -> TargetDensity:
 
 
 def potential_of(program: Program) -> Potential:
+    """U and its gradient as a pure function of z ``[C, P]`` and rows; see :func:`of_one`."""
+    return _of_rows(program, program.example.x.ndim)
+
+
+def _of_rows(joint: Joint, ndim: int) -> Potential:
     """U and its gradient as a pure function of z ``[C, P]`` and rows x and y.
 
     Rows are those of all chains ``[B, ...]``, or of each ``[C, B, ...]``; the likelihood is scaled
     to all rows.
+
+    Args:
+        joint: The model.
+        ndim: Number of dimensions of rows x of all chains.
     """
-    log_joint, shared = _log_joint(program), program.example.x.ndim
+    log_joint = _log_joint(joint)
 
     def log_joints(z: Tensor, x: Tensor, y: Tensor) -> Tensor:  # [C]
-        if x.ndim == shared:
+        if x.ndim == ndim:
             return log_joint(z, x, y)
-        if program.is_batched:
+        if joint.is_batched:
             with without_vmap_warnings():
                 return torch.func.vmap(log_joint)(z, x, y)
         return torch.stack([log_joint(*chain) for chain in zip(z, x, y, strict=True)])
@@ -93,9 +103,9 @@ def potential_of(program: Program) -> Potential:
     return _potential(log_joints)
 
 
-def _log_joint(program: Program) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    params = {name: value.detach() for name, value in program.params.items()}
-    return lambda z, x, y: program.log_joint(z, Batch(x, y), params)
+def _log_joint(joint: Joint) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    params = {name: value.detach() for name, value in joint.params.items()}
+    return lambda z, x, y: joint.log_joint(z, joint.arguments(Batch(x, y)), params)
 
 
 def _potential(log_joints: Callable[..., Tensor]) -> Potential:

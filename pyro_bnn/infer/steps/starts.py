@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +19,6 @@ from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
-from pyro_bnn.program.terms import Batch
 
 MAX_STARTS = 20  # tries for each chain
 MORE_STARTS = 200  # of a plain model, which may be possible at few of its starts
@@ -91,12 +93,12 @@ def _candidates(program: Joint, init: Init, prior: Tensor, seed: int) -> Tensor:
     return torch.cat([starting_points(program, init, 1, seed, default=row) for row in prior])
 
 
-def _not_finite(program: Joint, z: Tensor, batch: Batch | None) -> list[str]:
+def _not_finite(program: Joint, z: Tensor, args: Sequence[Any] | None) -> list[str]:
     """Names of the sites whose density or gradient is not finite at z; ``"y"`` included."""
     z = z.detach().requires_grad_()
-    log_joint = program.log_joint(z, batch)
+    log_joint = program.log_joint(z, args)
     if not log_joint.isfinite():
-        return program.non_finite_terms(z.detach(), batch) or ["the sum over sites"]
+        return program.non_finite_terms(z.detach(), args) or ["the sum over sites"]
     (grad,) = torch.autograd.grad(log_joint, z)
     return [s.name for s in program.sites if not bool(grad[s.start : s.stop].isfinite().all())]
 

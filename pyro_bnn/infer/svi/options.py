@@ -139,6 +139,8 @@ class SVIOptions(Length):
         takes_all = isinstance(guide, Guide) and guide.needs_all_rows
         if self.batch_size is not None or takes_all or problem.has_own_order:
             return self.batch_size
+        if problem.own_batch_size is not None:
+            return problem.own_batch_size
         return ROWS_A_STEP if num_rows > MOST_ROWS else None
 
     def starts_of(self, guide: Guide, *, is_new: bool) -> int:

@@ -147,6 +147,7 @@ class SVI(SVIOptions, Engine[Posterior]):
         """
         self._check_call()
         frozen = _frozen(problem.model)
+        problem.check_batches(self.batch_size)
         with isolated():
             guide = make_guide(self.guide, problem.model)
         if not isinstance(guide, Guide):
@@ -162,9 +163,7 @@ class SVI(SVIOptions, Engine[Posterior]):
         Raises:
             OptionError: If an option does.
         """
-        rows = "needs rows, and a Call has none: leave it at"
-        if self.batch_size is not None:
-            raise OptionError(f"batch_size={self.batch_size} {rows} None")
+        rows = "needs rows of inputs, and a Call has none: leave it at"
         if self.per_example_draws:
             raise OptionError(f"per_example_draws=True {rows} False")
         if self.estimator not in FOR_ALL:
