@@ -27,6 +27,7 @@ from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.program.conditional_draws import discrete_draws
 from pyro_bnn.program.enumerated import EnumeratedJoint
 from pyro_bnn.program.handlers import Model, is_point
+from pyro_bnn.program.predictions import predictions
 from pyro_bnn.program.random_state import derived_seed, isolated
 
 logger = logging.getLogger("pyro_bnn")
@@ -170,7 +171,7 @@ class CallPosterior(SitePosterior):
     ) -> Values:
         """Draws of the sites that are no latent ones, as ``pyro.infer.Predictive`` makes them.
 
-        The model runs once for each draw. A site has its own shape, without the singletons that
+        A site has its own shape, without the singletons that
         ``Predictive`` puts before it where the model has plates. Discrete sites have the values
         of :meth:`discrete`; one that has another shape at ``call``, as in a plate of more rows, is
         drawn given the continuous sites, and is among the values.
@@ -185,20 +186,9 @@ class CallPosterior(SitePosterior):
         Returns:
             Site name to values ``[S, *shape]``, or ``[C, S/C, *shape]`` by chain.
         """
-        program, draws = self.program, self.draws(num_samples, seed)
-        latents = self._over(program.constrain, draws[:, : program.num_latents])
-        discrete = self.discrete(num_samples, seed)
-        with isolated(derived_seed(seed, 1)), torch.no_grad():
-            rows = [
-                program.predicted(
-                    call,
-                    {name: value[i] for name, value in latents.items()},
-                    {name: value[i] for name, value in discrete.items()},
-                    program.split_draw(draw, self.params)[1] or {},
-                )
-                for i, draw in enumerate(draws)
-            ]
-        values = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        draws, discrete = self.draws(num_samples, seed), self.discrete(num_samples, seed)
+        stream = derived_seed(seed, 1)
+        values = predictions(self.program, call, draws, discrete, self.params, stream)
         return _by_chain(values, self.num_chains if group_by_chain else None)
 
     def summary(self, num_samples: int | None = None, seed: int = 0) -> pd.DataFrame:
