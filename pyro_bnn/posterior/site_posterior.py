@@ -212,11 +212,15 @@ class SitePosterior(ABC):
         Returns:
             Site name to values ``[S, *event]``, or ``[C, S/C, *event]`` by chain.
         """
-        sites = [site for site in self.program.sites if not (site.is_real and site.shape)]
-        draws = self.in_blocks(self.count(num_samples), seed)
-        # a copy of each block: a view would keep all of z
-        blocks = [{site.name: site.value(z).clone() for site in sites} for z in draws.blocks()]
-        values = {site.name: torch.cat([block[site.name] for block in blocks]) for site in sites}
+        names = [s.name for s in self.program.sites if not (s.is_real and s.shape)]
+        draws, num_latents = self.in_blocks(self.count(num_samples), seed), self.program.num_latents
+        blocks = []
+        for z in draws.blocks():
+            with torch.no_grad():  # where a support depends on a site, the model runs
+                sites = self.program.constrain(z[:, :num_latents], params=self.params)
+            # a copy of each block: a view would keep all of z
+            blocks.append({name: sites[name].clone() for name in names})
+        values = {name: torch.cat([block[name] for block in blocks]) for name in names}
         if not group_by_chain:
             return values
         return {name: v.unflatten(0, (draws.num_chains, -1)) for name, v in values.items()}

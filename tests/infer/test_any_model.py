@@ -18,7 +18,8 @@ from torch.testing import assert_close
 import pyro_bnn as bnn
 from pyro_bnn.data import Call
 from pyro_bnn.errors import FileFormatError, ModelError, OptionError, SiteError
-from pyro_bnn.posterior import CallDraws, CallPosterior, Posterior
+from pyro_bnn.posterior import CallDraws, CallPosterior, Posterior, Provenance
+from pyro_bnn.program import joint_of
 from tests.plain_pyro import default_dtype
 
 EFFECTS = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12], dtype=torch.float64)
@@ -177,6 +178,27 @@ def test_a_support_that_depends_on_a_site_is_sampled() -> None:
 
 class _StopError(Exception):
     pass
+
+
+def test_values_of_a_moving_support_are_those_of_each_draw() -> None:
+    """alpha = sigmoid(z_0) and beta = (1 - alpha) sigmoid(z_1), in every method that has values."""
+
+    def model(y: Tensor) -> None:
+        alpha = pyro.sample("alpha", dist.Uniform(0.0, 1.0))
+        beta = pyro.sample("beta", dist.Uniform(0.0, 1 - alpha))
+        pyro.sample("y", dist.Normal(alpha + beta, 1.0), obs=y)
+
+    z = torch.randn(2, 50, 2, generator=torch.Generator().manual_seed(0))
+    alpha = z[..., 0].sigmoid()
+    beta = (1 - alpha) * z[..., 1].sigmoid()
+    posterior = CallDraws(joint_of(model, (torch.tensor(0.4),)), z, Provenance("draws", "none"))
+    found = posterior.hyperparameters(group_by_chain=True)
+    assert_close(found, {"alpha": alpha, "beta": beta})
+    assert_close(posterior.sample(group_by_chain=True), found)
+    tree = posterior.to_arviz()
+    assert_close(torch.as_tensor(tree["posterior"]["beta"].values), beta)
+    means = posterior.summary()["mean"].astype(float)
+    assert means["beta"] == pytest.approx(float(beta.mean()), abs=0.005)  # of two digits
 
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
