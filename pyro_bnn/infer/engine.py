@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, overload
 
@@ -82,6 +83,11 @@ class Engine(ABC, Generic[P]):
     @property
     def saves(self) -> bool:
         """Whether this process saves the run, of several that share it."""
+        return True
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether another run starts as the first one did, and not where that one ended."""
         return True
 
     @abstractmethod
@@ -260,6 +266,8 @@ class Engine(ABC, Generic[P]):
                 raise
             posterior = run.posterior(problem, saves)
             assert posterior is not None
+            if isinstance(posterior, CallPosterior) and self.is_repeatable:
+                posterior.rerun = partial(self.run, init=init)
             return self._declared(posterior)
 
     def _start(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,15 @@ if TYPE_CHECKING:
 Values = dict[str, Tensor]
 
 
+class Rerun(Protocol):
+    """Runs the engine of a posterior again, with its options and where it started."""
+
+    def __call__(
+        self, model: Model, data: Call, *, seed: int = 0, progress: bool = True
+    ) -> CallPosterior:
+        """The posterior of another model or of other arguments."""
+
+
 class CallPosterior(SitePosterior):
     """Draws of the latent sites of any Pyro model, given what it observes.
 
@@ -48,7 +57,18 @@ class CallPosterior(SitePosterior):
     Args:
         program: The model as tensor functions.
         provenance: How the posterior came about.
+
+    Attributes:
+        rerun: Runs its engine again; None where there is none to run, as after a run of stock Pyro,
+            in a posterior that was read from a file or copied, and of a guide instance, which a
+            run trains in place.
     """
+
+    rerun: Rerun | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the engine, of which a function that makes guides may not be pickled."""
+        return {name: value for name, value in vars(self).items() if name != "rerun"}
 
     @property
     def call(self) -> Call:

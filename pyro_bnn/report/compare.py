@@ -15,6 +15,7 @@ from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.errors import BNNError, DivergenceError, OptionError, UnknownNameError
 from pyro_bnn.files.atomic import made_folder, write_text
 from pyro_bnn.report.calls.compare import CallComparison, compare_calls
+from pyro_bnn.report.calls.kfold import Folds
 from pyro_bnn.report.comparison import Evaluations
 from pyro_bnn.report.evaluation.distances import (
     as_reference,
@@ -198,6 +199,7 @@ def compare(
     split: None = ...,
     *,
     site: str | None = ...,
+    folds: Folds | None = ...,
     reference: str | None = ...,
     num_samples: int | None = ...,
     seed: int = ...,
@@ -220,6 +222,7 @@ def compare(
     split: Split | None = None,
     *,
     site: str | None = None,
+    folds: Folds | None = None,
     reference: str | None = None,
     num_samples: int | None = None,
     seed: int = 0,
@@ -245,6 +248,8 @@ def compare(
         split: Training and test rows in the standardised units of the models; None for posteriors
             of a ``data.Call``.
         site: Of these, the observed site; by default the only one that all of them observe.
+        folds: Of these, the number of folds, into which values fall at random, or the fold of each
+            value in an array of the site's shape, as of groups that are left out whole.
         reference: Name of the posterior to measure distances to (long NUTS chains), or None.
         num_samples: Draws of every method, over all chains; by default 1,000 on a split, and
             without one all that are stored.
@@ -253,7 +258,7 @@ def compare(
     Raises:
         OptionError: If there is no posterior, a name is no text, or fewer than one draw is asked
             for, or than two of what is no point estimate; if a split is missing or has no effect,
-            or it is not clear which site is meant.
+            it is not clear which site is meant, or a posterior has no engine to run on folds.
         UnknownNameError: If ``reference`` is not one of the names; suggests the nearest.
         DataError: If the data are no Split, a held-out log score is NaN, or models without a split
             observe other values.
@@ -262,11 +267,17 @@ def compare(
     if split is None:
         _require_posteriors(posteriors)
         return compare_calls(
-            posteriors, site=site, reference=reference, num_samples=num_samples, seed=seed
+            posteriors,
+            site=site,
+            folds=folds,
+            reference=reference,
+            num_samples=num_samples,
+            seed=seed,
         )
-    if site is not None:
+    if site is not None or folds is not None:
+        option = "folds" if site is None else f"site={site!r}"
         raise OptionError(
-            f"site={site!r} would have no effect with a split, whose rows are scored: leave one out"
+            f"{option} would have no effect with a split, whose rows are scored: leave one out"
         )
     num_samples = 1000 if num_samples is None else num_samples
     return compare_all(

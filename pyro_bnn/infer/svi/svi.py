@@ -115,6 +115,11 @@ class SVI(SVIOptions, Engine[Posterior]):
 
     trains_params: ClassVar[bool] = True
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the guide is made anew by each run; an instance is trained in place."""
+        return not isinstance(self.guide, nn.Module)
+
     @classmethod
     def remedies(cls, options: Mapping[str, Any]) -> dict[Fault, str]:
         """What mends each fault; see the base class."""

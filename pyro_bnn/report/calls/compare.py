@@ -1,4 +1,4 @@
-"""Compare posteriors of any Pyro models: LOO of models, distances of posteriors of one model."""
+"""Compare posteriors of any Pyro models: LOO and k-fold scores, distances to a reference."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyro_bnn.arviz_io import khat_limit
+from pyro_bnn.arviz_io.loo import LooResult
 from pyro_bnn.diagnostics.convergence import MIN_CHAINS, MIN_ESS, RHAT_THRESHOLD
 from pyro_bnn.diagnostics.ranking import Ranked, paired_difference, rank
 from pyro_bnn.errors import DataError, OptionError, SiteError, UnknownNameError
@@ -18,7 +19,13 @@ from pyro_bnn.posterior.call_posterior import CallPosterior
 from pyro_bnn.posterior.nature import Fault
 from pyro_bnn.program.fingerprint import wave
 from pyro_bnn.program.joint import Joint
-from pyro_bnn.report.calls.evaluate import CallEvaluation, evaluate_call
+from pyro_bnn.report.calls.evaluate import (
+    CallEvaluation,
+    KFoldResult,
+    evaluate_call,
+    require_same_number,
+)
+from pyro_bnn.report.calls.kfold import Folds, with_kfold
 from pyro_bnn.report.evaluation.against import AgainstReference, against
 from pyro_bnn.report.verdicts.advice import advice, listed, sentence
 from pyro_bnn.report.verdicts.chain_verdicts import defects
@@ -48,7 +55,8 @@ class CallComparison:
             its model, in nats over all data, with the paired ``difference`` to that of the best
             model, which one posterior of each model is ``tied`` with or not; ``max_khat`` and the
             share ``bad_khat`` of data above the limit for so many draws, at most 0.7; ``khat`` of
-            an approximation; and of chains the worst R-hat and ESS over latent sites.
+            an approximation; and of chains the worst R-hat and ESS over latent sites. With folds
+            by ``elpd_kfold``, of which ``difference`` and ``tied`` are then, of each posterior.
         distances: A row a method and site against the reference: ``distance``, the mean over the
             site's numbers of the first Wasserstein distance in sds of the reference, and ``floor``,
             the same between halves of the reference; shift of the mean in these sds and ratio of
@@ -92,6 +100,7 @@ def compare_calls(
     *,
     site: str | None = None,
     reference: str | None = None,
+    folds: Folds | None = None,
     num_samples: int | None = None,
     seed: int = 0,
 ) -> CallComparison:
@@ -104,22 +113,30 @@ def compare_calls(
                 f"{name!r} is a {type(posterior).__name__}, of rows: compare it on held-out rows, "
                 "compare(posteriors, split), or run its model on a data.Call"
             )
-    site = _site(posteriors, site, is_needed=reference is None)
+    site = _site(posteriors, site, is_needed=reference is None or folds is not None)
     entries = {
         name: evaluate_call(name, posterior, site, num_samples, seed)
         for name, posterior in posteriors.items()
     }
-    scored = {name: own.loo.pointwise for name, own in entries.items() if own.loo is not None}
-    if len({len(score) for score in scored.values()}) > 1:
-        sizes = ", ".join(f"{name} {len(score)}" for name, score in scored.items())
-        raise DataError(f"the models leave out other numbers of values of {site!r}: {sizes}")
-    models = _of_one_model([own for own in entries.values() if own.loo is not None])
-    places = rank({own[0].name: scored[own[0].name] for own in models}) if models else []
+    if folds is not None and site is not None:
+        entries = with_kfold(entries, site, folds, num_samples, seed)
+        groups = [[own] for own in entries.values() if own.kfold is not None]
+    else:
+        groups = _of_one_model([own for own in entries.values() if own.loo is not None])
+    scores = {name: own.score for name, own in entries.items() if own.score is not None}
+    require_same_number({name: len(score.pointwise) for name, score in scores.items()}, site)
+    ranked = {own[0].name: scores[own[0].name] for own in groups}
+    places = []
+    if ranked:
+        places = rank(
+            {name: score.pointwise for name, score in ranked.items()},
+            {name: _draws_error(score) for name, score in ranked.items()},
+        )
     found, left_out = _against(entries, reference)
     return CallComparison(
         table=_table(entries, places),
         distances=_distances(found),
-        verdicts=[*_verdicts(entries, models, places, found, left_out, site, reference)],
+        verdicts=[*_verdicts(entries, groups, places, found, left_out, site, reference)],
         site=site,
         reference=reference,
         evaluations=entries,
@@ -172,16 +189,22 @@ def _table(entries: Mapping[str, CallEvaluation], places: Sequence[Ranked]) -> p
     import pandas as pd
 
     ranked = {place.name: place for place in places}
-    best = None if not places else entries[places[0].name].loo
+    with_folds = any(own.kfold is not None or own.kfold_why for own in entries.values())
+    best = None if not places else entries[places[0].name].score
     rows: dict[str, dict[str, Any]] = {}
     for name, own in entries.items():
-        loo, checks = own.loo, own.checks
+        loo, kfold, checks = own.loo, own.kfold, own.checks
         difference = None
-        if loo is not None and best is not None:
-            difference = paired_difference(loo.pointwise, best.pointwise)
+        if own.score is not None and best is not None:
+            errors = _draws_error(own.score), _draws_error(best)
+            difference = paired_difference(own.score.pointwise, best.pointwise, monte_carlo=errors)
         if checks is not None and not checks.quantities:
             checks = None
-        rows[name] = {
+        of_folds = {
+            "elpd_kfold": NAN if kfold is None else kfold.elpd,
+            "elpd_kfold_se": NAN if kfold is None else kfold.se,
+        }
+        rows[name] = (of_folds if with_folds else {}) | {
             "elpd_loo": NAN if loo is None else loo.elpd,
             "elpd_loo_se": NAN if loo is None else loo.se,
             "difference": NAN if difference is None else difference.total,
@@ -199,7 +222,13 @@ def _table(entries: Mapping[str, CallEvaluation], places: Sequence[Ranked]) -> p
             "seconds": own.posterior.wall_time,
         }
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
-    return table.sort_values("elpd_loo", ascending=False, kind="stable")
+    first = "elpd_kfold" if with_folds else "elpd_loo"
+    return table.sort_values(first, ascending=False, kind="stable")
+
+
+def _draws_error(score: LooResult | KFoldResult) -> float:
+    """Monte Carlo error of the mean score that is known: of refits, whose draws are their own."""
+    return score.draws_error / len(score.pointwise) if isinstance(score, KFoldResult) else 0.0
 
 
 Against = dict[str, dict[str, AgainstReference]]
@@ -285,17 +314,21 @@ def _verdicts(
     site: str | None,
     reference: str | None,
 ) -> Iterator[str]:
-    yield from _of_scores(models, places, site)
+    folds = max((own.kfold.num_folds for own in entries.values() if own.kfold), default=0)
+    yield from _of_scores(models, places, site, f"{folds}-fold" if folds else "LOO")
     for name, own in entries.items():
         yield from _of_chains(own, is_reference=name == reference)
-        if own.loo is None and site is not None:
+        if own.kfold is not None or own.kfold_why:
+            yield from _of_refits(own, site)
+        elif own.loo is None and site is not None:
             yield f"{name}: no LOO score of {site!r}: {own.why}."
         elif own.loo is not None and own.loo.num_bad:
             limit = khat_limit(max(own.num_draws, 2))
             yield (
                 f"{name}: its LOO score is not to be trusted: k-hat is above {number(limit, 2)} at "
                 f"{own.loo.num_bad} of {len(own.loo.khat)} values of {site!r}, up to "
-                f"{number(float(own.loo.khat.max()), 2)}. Refit the model without each of these."
+                f"{number(float(own.loo.khat.max()), 2)}. Take folds=10, which scores values that "
+                "refits have not seen."
             )
     if reference is not None:
         yield from _of_distances(entries[reference], entries, found)
@@ -307,14 +340,30 @@ def _verdicts(
             )
 
 
+def _of_refits(own: CallEvaluation, site: str | None) -> Iterator[str]:
+    """Why there is no k-fold score, or which refits are not to be trusted."""
+    if own.kfold is None:
+        yield f"{own.name}: no k-fold score of {site!r}: {own.kfold_why}."
+    elif faults := own.kfold.faults:
+        fold, fault = next(iter(faults.items()))
+        yield (
+            f"{own.name}: {len(faults)} of its {own.kfold.num_folds} refits have defects, that "
+            f"without fold {fold} {fault}. {_mend(own)}."
+        )
+
+
 def _of_scores(
-    models: Sequence[Sequence[CallEvaluation]], places: Sequence[Ranked], site: str | None
+    models: Sequence[Sequence[CallEvaluation]],
+    places: Sequence[Ranked],
+    site: str | None,
+    kind: str,
 ) -> Iterator[str]:
     if len(places) > 1:
         best, *others = places
         tied = [_difference(place) for place in others if not place.is_behind]
         behind = [_difference(place) for place in others if place.is_behind]
-        text = f"The model of {best.name} has the highest LOO score of {site!r}."
+        whose = f"The model of {best.name}" if kind == "LOO" else best.name
+        text = f"{whose} has the highest {kind} score of {site!r}."
         if behind:
             text += f" Behind it by a test over all pairs: {listed(behind)} nats."
         if tied:

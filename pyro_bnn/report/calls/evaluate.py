@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_bnn.arviz_io.loo import LooResult
@@ -17,13 +20,38 @@ from pyro_bnn.diagnostics.convergence import (
     function_convergence,
 )
 from pyro_bnn.diagnostics.khat import MIN_DRAWS, khat
-from pyro_bnn.errors import BNNError
+from pyro_bnn.errors import BNNError, DataError
 from pyro_bnn.posterior.call_posterior import CallPosterior
 from pyro_bnn.posterior.nature import Nature
+from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.random_state import isolated
 from pyro_bnn.report.evaluation.natures import is_exact_sampler, nature_of
 
 NAN = float("nan")
 ONE_DRAWN = ("approximation", "point")  # whose draws are no chain
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KFoldResult:
+    """A k-fold estimate of the expected log predictive density of the N values of a site.
+
+    Attributes:
+        elpd: Sum over the values of the log predictive density of each given the other folds, nats.
+        se: Standard error of ``elpd``: over values, ``sqrt(N var(pointwise))``, and over draws.
+        draws_error: The part of it of other draws of the refits.
+        pointwise: The terms of ``elpd`` ``[N]``.
+        folds: Fold of each value ``[N]``, from 0.
+        num_folds: Number K of the folds.
+        faults: What is wrong with the chains of a refit, by its fold.
+    """
+
+    elpd: float
+    se: float
+    draws_error: float
+    pointwise: Float[NDArray[np.float64], " N"]
+    folds: Int[NDArray[np.int64], " N"]
+    num_folds: int
+    faults: Mapping[int, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +67,8 @@ class CallEvaluation:
         khat: k-hat of an approximation; NaN of chains, and without log q.
         loo: PSIS leave-one-out score of the exact posterior of its model; None where there is none.
         why: Why there is none.
+        kfold: Score of the values that refits have not seen, where it was asked for.
+        kfold_why: Why there is none.
     """
 
     name: str
@@ -49,6 +79,13 @@ class CallEvaluation:
     khat: float
     loo: LooResult | None
     why: str = ""
+    kfold: KFoldResult | None = None
+    kfold_why: str = ""
+
+    @property
+    def score(self) -> LooResult | KFoldResult | None:
+        """The score that it is ranked by: of k folds where they were asked for, else LOO."""
+        return self.kfold if self.kfold is not None or self.kfold_why else self.loo
 
     @property
     def num_draws(self) -> int:
@@ -70,12 +107,7 @@ def evaluate_call(
         seed: Of the draws.
     """
     nature = nature_of(posterior)
-    values = posterior.sample(num_samples, seed, group_by_chain=True)
-    draws = {
-        key: _array(value).reshape(*value.shape[:2], -1)
-        for key, value in values.items()
-        if value.is_floating_point()
-    }
+    draws = site_draws(posterior, num_samples, seed)
     shape = NAN
     if posterior.has_log_prob and nature.kind in ONE_DRAWN:
         shape = _khat(posterior, num_samples, seed)
@@ -87,14 +119,60 @@ def evaluate_call(
         posterior=posterior,
         nature=nature,
         draws=draws,
-        checks=None if nature.kind in ONE_DRAWN else _checks(posterior, draws),
+        checks=None if nature.kind in ONE_DRAWN else chain_checks(posterior, draws),
         khat=shape,
         loo=loo,
         why=why,
     )
 
 
-def _checks(posterior: CallPosterior, draws: dict[str, np.ndarray]) -> ChainChecks:
+def site_draws(
+    posterior: CallPosterior, num_samples: int | None, seed: int
+) -> dict[str, Float[np.ndarray, "C S M"]]:
+    """Draws by chain of the M numbers of each latent or deterministic site, by its name."""
+    values = posterior.sample(num_samples, seed, group_by_chain=True)
+    return {
+        key: _array(value).reshape(*value.shape[:2], -1)
+        for key, value in values.items()
+        if value.is_floating_point()
+    }
+
+
+@isolated()
+def site_densities(
+    program: Joint, posterior: CallPosterior, site: str, num_samples: int | None, seed: int
+) -> Float[np.ndarray, "C S N"]:
+    """Log densities of the N values that a program observes at a site, at draws of a posterior.
+
+    The posterior is of this program, or of one with the same latent sites.
+    """
+    blocks = posterior.in_blocks(posterior.count(num_samples), seed)
+    with torch.no_grad():
+        rows = [
+            program.log_likelihoods(z, params=posterior.params)[site].reshape(len(z), -1)
+            for z in blocks.blocks()
+        ]
+    return _array(torch.cat(rows).unflatten(0, (blocks.num_chains, -1)))
+
+
+def is_masked(densities: Float[np.ndarray, "C S N"]) -> Bool[np.ndarray, " N"]:
+    """Whether ``poutine.mask`` hides each value, whose log density is then 0 at every draw."""
+    masked: NDArray[np.bool_] = (densities == 0).all((0, 1))
+    return masked
+
+
+def require_same_number(sizes: Mapping[str, int], site: str | None) -> None:
+    """Check that models leave out as many values of a site, by the name of each posterior.
+
+    Raises:
+        DataError: If they do not.
+    """
+    if len({*sizes.values()}) > 1:
+        counts = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise DataError(f"the models leave out other numbers of values of {site!r}: {counts}")
+
+
+def chain_checks(posterior: CallPosterior, draws: Mapping[str, np.ndarray]) -> ChainChecks:
     """R-hat and ESS of each latent site, and what the sampler recorded."""
     stats, quantities = posterior.sample_stats, {}
     for name in (site.name for site in posterior.program.sites):
@@ -144,10 +222,8 @@ def _loo(
             name: _array(density(num_samples, seed)).reshape(posterior.num_chains, -1)
             for name, density in (("log_p", posterior.log_joint), ("log_q", posterior.log_q))
         }
-    values = posterior.log_likelihood(num_samples, seed, group_by_chain=True)[site]
-    array = _array(values).reshape(*values.shape[:2], -1)  # [C, S, N]
-    is_masked = (array == 0).all((0, 1))  # as poutine.mask leaves them
-    groups["log_likelihood"] = {"y": array[..., ~is_masked]}
+    densities = site_densities(posterior.program, posterior, site, num_samples, seed)
+    groups["log_likelihood"] = {"y": densities[..., ~is_masked(densities)]}
     score = arviz_io.loo if is_exact else arviz_io.loo_approximate
     try:
         return score(arviz_io.datatree(groups)), ""
