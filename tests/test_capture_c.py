@@ -152,6 +152,17 @@ def test_whole_numbers() -> None:
     check(operations, n)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_as_floating_numbers(dtype: torch.dtype) -> None:
+    """As the values of a Bernoulli that are summed out, ``torch.arange(2.0)``."""
+
+    def operations(x: Tensor) -> list[Tensor]:
+        counts = torch.arange(3, dtype=dtype)
+        return [x * counts / 2, x + torch.arange(3, 9, 2, dtype=dtype), counts[:, None] * x]
+
+    check(operations, torch.tensor([0.5, -1.5, 2.5], dtype=dtype))
+
+
 def test_views_are_places_in_what_they_view() -> None:
     def views(x: Tensor, scalar: Tensor) -> list[Tensor]:
         parts = x.split([1, 4, 2], 2)

@@ -340,10 +340,17 @@ class _Writer(Loops):
         return Computed(at)
 
     def _range(self, node: Node) -> Computed:
-        numbers = [a for a in node.args if isinstance(a, (int, float))]
-        require(dtype_of(node) is torch.int64 and len(numbers) == len(node.args), node)
+        dtype, numbers = dtype_of(node), [a for a in node.args if isinstance(a, (int, float))]
+        is_known = dtype is torch.int64 or dtype.is_floating_point
+        require(is_known and len(numbers) == len(node.args), node)
+        require(all(float(number).is_integer() for number in numbers), node)
         start, step = (0 if len(numbers) == 1 else numbers[0]), (numbers[2:] or [1])[0]
-        return Computed(lambda place: f"({place[0].times(int(step)).plus(Index(int(start)))})")
+
+        def at(place: Place) -> str:
+            number = f"({place[0].times(int(step)).plus(Index(int(start)))})"
+            return number if dtype is torch.int64 else self.let(dtype, number)
+
+        return Computed(at)
 
     def _places(self, node: Node) -> tuple[Node, list[Any], int]:
         """Source, indices, and the first dimension that has one."""
