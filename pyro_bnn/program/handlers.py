@@ -688,6 +688,15 @@ def log_prob(msg: Mapping[str, Any]) -> Tensor:
     return detach_provenance(value) if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
+def is_reweighted(msg: Mapping[str, Any]) -> bool:
+    """Whether a site's density is not that of its draws, by ``poutine.scale`` or a mask."""
+    scale, mask = msg["scale"], msg["mask"]
+    is_one = isinstance(scale, int | float) and scale == 1
+    is_masked = isinstance(msg["fn"], dist.MaskedDistribution)
+    is_masked |= not (mask is None or mask is True)
+    return not is_one or is_masked
+
+
 def in_rows(node: Mapping[str, Any]) -> bool:
     """Whether a site lies in the plate ``"data"``."""
     return "data" in [frame.name for frame in node["cond_indep_stack"]]

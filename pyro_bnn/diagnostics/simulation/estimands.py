@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity
+from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity, extra_value
 from pyro_bnn.guides import Guide
 from pyro_bnn.program.program import Program
 from pyro_bnn.sites import Site
@@ -64,9 +64,7 @@ class Estimands:
         with torch.no_grad():
             sites = self._program.constrain(z)
             columns = [sites[name].reshape(-1) for name in self._single]
-            columns += [
-                self._quantities.extra_value(name, sites) for name in self._quantities.extra
-            ]
+            columns += [extra_value(name, fn, sites) for name, fn in self._quantities.extra.items()]
             columns += [z[:, place] for place in self._places]
             parts = [column.double().unsqueeze(1) for column in columns]
             return torch.cat([self._quantities.functions(z), *parts], 1).cpu().numpy()

@@ -82,27 +82,28 @@ class Quantities:
             sites = self.program.constrain(z)
             columns = [likelihood, likelihood + prior]
             columns += [_scalar(value.double().reshape(len(z), -1)) for value in sites.values()]
-            columns += [self.extra_value(name, sites) for name in self.extra]
+            columns += [extra_value(name, fn, sites) for name, fn in self.extra.items()]
         return torch.cat([f, torch.stack(columns, 1)], 1).cpu().numpy()
 
     def functions(self, z: Float[Tensor, "S P"]) -> Float[Tensor, "S n"]:
         """The network outputs among them, ``function_names``."""
         return self.program.function(z, self._x)[..., self._outputs].flatten(1).double()
 
-    def extra_value(self, name: str, sites: Mapping[str, Tensor]) -> Float[Tensor, " S"]:
-        """A quantity of the user's at the values of all sites.
 
-        Raises:
-            ShapeError: If it is not ``[S]``.
-        """
-        value = self.extra[name](sites).double()
-        num_draws = len(next(iter(sites.values())))
-        if value.shape != (num_draws,):
-            raise ShapeError(
-                f"the quantity {name!r} has shape {list(value.shape)} at {num_draws} draws, not "
-                f"[{num_draws}]: return one number a draw"
-            )
-        return value
+def extra_value(name: str, quantity: Quantity, sites: Mapping[str, Tensor]) -> Float[Tensor, " S"]:
+    """A quantity of the user's at the values of all sites.
+
+    Raises:
+        ShapeError: If it is not ``[S]``.
+    """
+    value = quantity(sites).double()
+    num_draws = len(next(iter(sites.values())))
+    if value.shape != (num_draws,):
+        raise ShapeError(
+            f"the quantity {name!r} has shape {list(value.shape)} at {num_draws} draws, not "
+            f"[{num_draws}]: return one number a draw"
+        )
+    return value
 
 
 def _scalar(entries: Float[Tensor, "S n"]) -> Float[Tensor, " S"]:

@@ -12,7 +12,7 @@ one a slope. Talts et al., 2018, arXiv:1804.06788.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_bnn.data import Call
+from pyro_bnn.diagnostics.simulation.calls import Calibrated, CallQuantities, Simulator
+from pyro_bnn.diagnostics.simulation.outcomes import Outcome, effective_draws, thinned
 from pyro_bnn.diagnostics.simulation.quantities import Quantities, Quantity
 from pyro_bnn.diagnostics.simulation.ranks import SimulationRanks
 from pyro_bnn.diagnostics.simulation.simulations import (
@@ -33,6 +35,7 @@ from pyro_bnn.diagnostics.simulation.simulations import (
     TIES,
     EngineLike,
     Simulations,
+    check_numbers,
     num_failed,
     simulated,
     stream_seed,
@@ -40,14 +43,13 @@ from pyro_bnn.diagnostics.simulation.simulations import (
 from pyro_bnn.diagnostics.simulation.uniformity import rank_among
 from pyro_bnn.errors import DivergenceError, OptionError
 from pyro_bnn.infer.checkpoints.checkpoint import saved_in
+from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.infer.parallel.tasks import in_order, number_at_once
 from pyro_bnn.memory import GIB
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch
 
 MEND = "see the error of engine.run on one of them, or take a prior that makes fewer extreme data"
-DRAWS_AT_ONCE = 256  # whose log joint is computed
 Saved: TypeAlias = Callable[[str], dict[str, Any]]  # what an engine takes to be saved by a name
 STORED_DRAWS = 1_000  # that an engine is taken to keep where it does not say
 
@@ -64,11 +66,12 @@ class RunsEach(Protocol):
 
 def simulation_based_calibration(
     model: Model,
-    x: Tensor,
+    x: Tensor | Call,
     engine: EngineLike | RunsEach,
     *,
     num_simulations: int = 200,
     num_draws: int = 99,
+    sites: Sequence[str] | None = None,
     quantities: Mapping[str, Quantity] | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -89,15 +92,23 @@ def simulation_based_calibration(
     Under ``joblib.parallel_config`` the runs go side by side, with the same results; those of an
     engine with ``run_each``, as all samplers are, are one run on all cores as it is.
 
+    Any other Pyro model is calibrated on a ``data.Call`` with values that it observes, of which the
+    shapes count alone: all observed sites are simulated, and the engine runs on
+    ``pyro.condition(model, data=simulated)``. What the model computes of its arguments beside these
+    sites stays as it is, as the last step in the mean of a time series. The ranks are those of
+    entries of sites, of the log likelihood and of the log joint.
+
     Args:
         model: Pyro model with proper priors on all that is fitted.
         x: Inputs ``[N, ...]``, held fixed; y is simulated. The engine runs on these rows, so few
-            make it fast.
+            make it fast. Or the arguments of any Pyro model as a ``data.Call``.
         engine: Any engine. One with a method ``run_each`` is given all data sets at once. It takes
             ``checkpoint`` and ``resume`` where these are given.
         num_simulations: Simulated data sets D, at least 20; 200 find gross errors, 1,000 small
             ones.
         num_draws: Draws L that the truth is ranked among; L + 1 is a multiple of 20.
+        sites: With a ``Call``, names of the latent and deterministic sites that are ranked; by
+            default all latent ones. Of a site with many entries four are, spread evenly.
         quantities: More scalars by name, each a function from the values of all sites by name,
             ``[S, *shape]``, to ``[S]``.
         seed: Seed of simulations, runs and draws.
@@ -109,11 +120,14 @@ def simulation_based_calibration(
         Ranks, p-values, verdicts and a picture.
 
     Raises:
-        DataError: If the prior simulates no data with two values of y.
+        DataError: If x holds no inputs, or the prior simulates no data with two values of y.
         DivergenceError: If the engine fails on too many of the simulated data sets.
-        ModelError: If the model has point-estimated parameters, or scales its likelihood.
-        OptionError: If a number is out of range, or the engine keeps fewer draws than are ranked.
+        ModelError: If the model has point-estimated parameters, or scales its likelihood; on a
+            ``Call`` also if it observes nothing, or has a factor that depends on latent sites.
+        OptionError: If a number is out of range, the engine keeps fewer draws than are ranked, or
+            ``sites`` would have no effect.
         SiteError: If a prior is improper, or a held site's density depends on other sites.
+        UnknownNameError: If the model has no such site.
 
     References:
         Talts, Betancourt, Simpson, Vehtari & Gelman, "Validating Bayesian Inference Algorithms
@@ -130,33 +144,45 @@ def simulation_based_calibration(
         >>> found.ranks.shape, "too narrow" in found.shape_of("f(x[7])")
         ((20, 11), True)
     """
-    program, simulations = simulated(
-        model, x, num_simulations, num_draws, seed, num_ranked=num_draws
-    )
-    scalars = Quantities(program, simulations.x, quantities)
+    saved = partial(saved_in, None if checkpoint is None else Path(checkpoint), resume=resume)
+    num_redrawn = 0
+    if isinstance(x, Call):
+        check_numbers(num_simulations, num_draws, seed, num_ranked=num_draws)
+        with unchanged(model):
+            simulator = Simulator.of(model, x)
+            of_call = CallQuantities(simulator.joint, sites, quantities)
+        names, runs = of_call.names, Calibrated(engine, simulator, of_call, num_draws, seed, saved)
+        outcomes = runs.outcomes(num_simulations, progress=progress)
+    elif sites is not None:
+        raise OptionError(
+            "sites would have no effect on a network on rows, whose single weights are "
+            "exchangeable: pass quantities, or a data.Call in place of x"
+        )
+    else:
+        program, simulations = simulated(
+            model, x, num_simulations, num_draws, seed, num_ranked=num_draws
+        )
+        scalars = Quantities(program, simulations.x, quantities)
+        names, num_redrawn = scalars.names, simulations.num_redrawn
+        of_rows = _run_all(engine, program, simulations, num_draws, seed, saved, progress=progress)
+        outcomes = _outcomes(of_rows, scalars, simulations, num_draws)
     generator = np.random.default_rng(stream_seed(seed, TIES))
     ranks, sizes, diverging, method = [], [], [], type(engine).__name__
-    saved = partial(saved_in, None if checkpoint is None else Path(checkpoint), resume=resume)
-    runs = _run_all(engine, program, simulations, num_draws, seed, saved, progress=progress)
-    for truth, y, run in zip(simulations.z, simulations.ys, runs, strict=True):
-        if run is None or not run.z.isfinite().all():
-            continue
-        batch = program.batch(simulations.x, y)
-        draws = _thinned(run.z.flatten(0, 1).to(truth), num_draws)
-        values = scalars(torch.cat([truth.unsqueeze(0), draws]), batch)  # [1 + L, Q]
-        ranks.append(rank_among(values[0], values[1:], generator))
-        sizes.append(run.effective_draws(program, batch))
-        diverging.append(run.num_diverging)
-        method = run.method
+    for outcome in outcomes:
+        if outcome is not None:
+            ranks.append(rank_among(outcome.values[0], outcome.values[1:], generator))
+            sizes.append(outcome.ess)
+            diverging.append(outcome.num_diverging)
+            method = outcome.method
     return SimulationRanks(
         num_failed=num_failed(method, num_simulations, len(ranks), MEND),
         ranks=np.stack(ranks),
-        names=scalars.names,
+        names=names,
         num_draws=num_draws,
         method=method,
         ess=_median(sizes),
         num_diverging=tuple(diverging),
-        num_redrawn=simulations.num_redrawn,
+        num_redrawn=num_redrawn,
     )
 
 
@@ -181,16 +207,25 @@ class _Run:
     is_independent: bool = False
     num_diverging: int = 0
 
-    def effective_draws(self, program: Program, batch: Batch) -> float:
-        """Effective draws by the log joint; NaN for independent ones."""
-        from pyro_bnn import arviz_io
 
-        if self.is_independent:
-            return float("nan")
-        blocks = self.z.flatten(0, 1).to(program.initial).split(DRAWS_AT_ONCE)
-        with torch.no_grad():
-            values = torch.cat([program.log_joint(z, batch) for z in blocks])
-        return float(arviz_io.ess(values.unflatten(0, self.z.shape[:2]).cpu().numpy()))
+def _outcomes(
+    runs: Iterable[_Run | None], scalars: Quantities, simulations: Simulations, num_draws: int
+) -> Iterator[Outcome | None]:
+    """Quantities of each truth and of the draws given its data; None where there are none."""
+    program = scalars.program
+    for truth, y, run in zip(simulations.z, simulations.ys, runs, strict=True):
+        if run is None or not run.z.isfinite().all():
+            yield None
+            continue
+        batch, z = program.batch(simulations.x, y), run.z.to(truth)
+        draws = thinned(z.flatten(0, 1), num_draws)
+        log_joint = partial(program.log_joint, args=batch)
+        yield Outcome(
+            values=scalars(torch.cat([truth.unsqueeze(0), draws]), batch),
+            ess=effective_draws(log_joint, z, is_independent=run.is_independent),
+            num_diverging=run.num_diverging,
+            method=run.method,
+        )
 
 
 def _run_all(
@@ -283,17 +318,3 @@ def _run_each(
         _Run(chain[None], type(engine).__name__, num_diverging=int(count))
         for chain, count in zip(z, diverging, strict=True)
     ]
-
-
-def _thinned(z: Float[Tensor, "S P"], num_draws: int) -> Float[Tensor, "L P"]:
-    """So many draws of all S, evenly spaced, the last one among them.
-
-    Raises:
-        OptionError: If there are fewer.
-    """
-    if len(z) < num_draws:
-        raise OptionError(
-            f"the engine keeps {len(z)} draws, fewer than the num_draws={num_draws} that are "
-            "ranked: raise its num_samples"
-        )
-    return z[(torch.arange(1, num_draws + 1) * len(z)) // num_draws - 1]

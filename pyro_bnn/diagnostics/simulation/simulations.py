@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor
 
 from pyro_bnn.checks import check_positive_int, check_seed
+from pyro_bnn.data import Call
 from pyro_bnn.diagnostics.simulation.uniformity import equal_bins
 from pyro_bnn.errors import DataError, DivergenceError, ModelError, SiteError
 from pyro_bnn.infer.inputs import unchanged
 from pyro_bnn.posterior.posterior import Posterior
 from pyro_bnn.program.handlers import Model, evaluate, tried
+from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Batch
@@ -40,6 +43,18 @@ class Simulations(NamedTuple):
     num_redrawn: int
 
 
+def check_numbers(num_simulations: int, num_draws: int, seed: int, *, num_ranked: int) -> None:
+    """Check the size of a calibration.
+
+    Raises:
+        OptionError: If a number is out of range.
+    """
+    check_positive_int("num_simulations", num_simulations)
+    check_positive_int("num_draws", num_draws)
+    check_seed(seed)
+    equal_bins(num_simulations, num_ranked)
+
+
 def simulated(
     model: Model, x: Tensor, num_simulations: int, num_draws: int, seed: int, *, num_ranked: int
 ) -> tuple[Program, Simulations]:
@@ -54,18 +69,44 @@ def simulated(
         num_ranked: Draws that a truth is ranked among in the tests of uniformity.
 
     Raises:
-        DataError: As :func:`simulate`.
+        DataError: As :func:`simulate`; also if x holds no inputs.
         ModelError: As :func:`simulate` and :func:`proper_program`.
         OptionError: If a number is out of range.
         SiteError: As :func:`proper_program`.
     """
-    check_positive_int("num_simulations", num_simulations)
-    check_positive_int("num_draws", num_draws)
-    check_seed(seed)
-    equal_bins(num_simulations, num_ranked)
+    check_numbers(num_simulations, num_draws, seed, num_ranked=num_ranked)
+    x = _inputs(x)
     with unchanged(model):
-        program = proper_program(model, torch.as_tensor(x))
-        return program, simulate(program, torch.as_tensor(x), num_simulations, seed)
+        program = proper_program(model, x)
+        return program, simulate(program, x, num_simulations, seed)
+
+
+def _inputs(x: Any) -> Tensor:
+    """Inputs as a tensor.
+
+    Raises:
+        DataError: If they are none, such as a whole data set.
+    """
+    try:
+        return torch.as_tensor(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if hasattr(x, "train"):
+            mend = "pass split.train.x"
+        elif hasattr(x, "x"):
+            mend = "pass data.x"
+        elif isinstance(x, tuple | list):
+            mend = "of a pair (x, y) pass x"
+        elif isinstance(x, Call):
+            mend = "simulation_based_calibration takes a data.Call of any other Pyro model"
+        else:
+            mend = (
+                "pass a tensor [N, ...], or to simulation_based_calibration the arguments of any "
+                "other Pyro model as a data.Call"
+            )
+        raise DataError(
+            f"x takes the inputs of a network alone, since y is simulated, and {type(x).__name__} "
+            f"came: {mend}"
+        ) from error
 
 
 def num_failed(method: str, num_simulations: int, num_left: int, mend: str) -> int:
@@ -96,23 +137,41 @@ def proper_program(model: Model, x: Tensor) -> Program:
         target = evaluate(model, {}, x).observed.get("y")
         y = x.new_zeros(len(x)) if target is None else target["fn"].sample()
         program = Program(model, x, y, num_data=len(x))  # whatever classes y has
-    if trained := [name for name, value in program.params.items() if value.requires_grad]:
-        raise ModelError(
-            f"there is no prior to draw {', '.join(trained)} from, which are point estimates: give "
-            "them priors, as pyro_bnn.bayesian(net, prior=...) does, or hold them fixed with "
-            "requires_grad_(False)"
-        )
-    if improper := sorted(program.latents.improper):
-        raise SiteError(
-            f"nothing can be drawn from the flat prior of {', '.join(improper)}: give it a proper "
-            "one, such as pyro_bnn.priors.Normal()"
-        )
+    require_drawn_parameters(program)
+    require_proper(program.latents.improper)
     if tied := sorted(program.held_given_latents):
         raise SiteError(
             f"the density of {', '.join(tied)}, held at a value, depends on other sites, of which "
             "draws from the prior are none given the value: take the model without it"
         )
     return program
+
+
+def require_drawn_parameters(program: Joint) -> None:
+    """Check that a model has no point-estimated parameters.
+
+    Raises:
+        ModelError: If it has.
+    """
+    if trained := [name for name, value in program.params.items() if value.requires_grad]:
+        raise ModelError(
+            f"there is no prior to draw {', '.join(trained)} from, which are point estimates: give "
+            "them priors, as pyro_bnn.bayesian(net, prior=...) does, or hold them fixed with "
+            "requires_grad_(False)"
+        )
+
+
+def require_proper(improper: Iterable[str]) -> None:
+    """Check that no site has a flat prior.
+
+    Raises:
+        SiteError: If one has; names them.
+    """
+    if names := sorted(improper):
+        raise SiteError(
+            f"nothing can be drawn from the flat prior of {', '.join(names)}: give it a proper "
+            "one, such as pyro_bnn.priors.Normal()"
+        )
 
 
 def simulate(program: Program, x: Tensor, num_simulations: int, seed: int) -> Simulations:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from pyro_bnn.infer.smc.run import Islands, Settings
 from pyro_bnn.infer.starting_points import starting_points
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
+from pyro_bnn.program.handlers import is_reweighted
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch
@@ -210,7 +210,7 @@ def _check_prior(program: Joint, engine: str) -> None:
         )
     run = program.run_at(program.initial)
     messages = {**run.latent, **(run.summed if latents.elsewhere else {})}
-    if scaled := sorted(name for name, msg in messages.items() if _is_scaled(msg)):
+    if scaled := sorted(name for name, msg in messages.items() if is_reweighted(msg)):
         raise SiteError(
             f"{engine} starts at draws from the prior, and the density of {', '.join(scaled)} is "
             "another one under poutine.scale or poutine.mask: put the handler around what is "
@@ -222,15 +222,6 @@ def _check_prior(program: Joint, engine: str) -> None:
             f"{engine} starts at draws from the prior, and there are none given the value at which "
             f"{', '.join(tied)} is held, as its density depends on other sites: take NUTS"
         )
-
-
-def _is_scaled(msg: Mapping[str, Any]) -> bool:
-    """Whether a site's density is not that of its draws."""
-    scale, mask = msg["scale"], msg["mask"]
-    is_one = isinstance(scale, int | float) and scale == 1
-    is_masked = isinstance(msg["fn"], dist.MaskedDistribution)
-    is_masked |= not (mask is None or mask is True)
-    return not is_one or is_masked
 
 
 def _take_values(problem: Facts) -> None:
