@@ -283,6 +283,30 @@ def test_one_number_is_written_where_a_mask_is_true() -> None:
     check(written, normal(4, 3, dtype=torch.float64))
 
 
+def test_parts_of_tensors_that_are_written_one_after_the_other() -> None:
+    """As a loop over time fills a series; what was read before a write keeps its number."""
+    start = normal(5, dtype=torch.float64)
+
+    def filled(x: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            series, copied = torch.zeros(3, 5, dtype=z.dtype), start.clone()
+            series[:, 0] = z[:, 0]
+            first = series[:, 0] * 2
+            for t in range(1, 5):
+                series[:, t] = 0.5 * series[:, t - 1] + z[:, 1]
+            series[:, 0] += 1.0
+            copied[1:3] = z[0]
+            copied[torch.tensor([0, 4])] = z[1]
+            matrix = torch.zeros(2, 2, dtype=z.dtype)
+            matrix.diagonal().copy_(z[2])
+            value = (series.exp().sum(1) * first).sum() + copied.square().prod()
+            (slope,) = torch.autograd.grad(value + matrix.exp().sum(), z)
+        return [series.detach(), copied.detach(), matrix.detach(), slope]
+
+    check(filled, normal(3, 2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("zero", [False, True])
 def test_a_gradient_of_running_products(*, zero: bool) -> None:
     """Torch's own looks for zeros among the factors; factor by factor none is divided by."""

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_bnn.capture.inductor.recording import LazyGraph, record_rows
-from pyro_bnn.capture.simplify import memory_of, simplify
+from pyro_bnn.capture.simplify import memory_of, simplify, writes_into_view
 from pyro_bnn.errors import CaptureError
 from pyro_bnn.memory import Mode
 from pyro_bnn.program.dependence import WAYS_OUT
@@ -135,18 +135,56 @@ def record(
         CaptureError: If operations depend on the values of inputs, or on random numbers.
     """
     try:
-        return _operations(fn, args, decompositions or {})
+        graph = _operations(fn, args, decompositions or {})
     except _ShapeError:
         return record_rows(fn, args, {}, {})[0]
+    if any(writes_into_view(node) for node in graph.graph.nodes):
+        return _without_writes(graph, args, decompositions or {})
+    return graph
+
+
+def _without_writes(
+    graph: GraphModule, args: Sequence[Tensor], decompositions: Mapping[Any, Callable[..., Any]]
+) -> GraphModule:
+    """The same graph, in which what was written into parts of a tensor makes another tensor.
+
+    As of a series that a loop over time fills, or the state of a recurrent layer. Constants are
+    inputs meanwhile, since torch lets nothing else be written.
+    """
+    names = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
+    constants = {name: getattr(graph, name) for name in names}
+
+    def run(*values: Tensor) -> tuple[Tensor, ...]:
+        held = dict(zip(constants, values[len(args) :], strict=True))
+        found: tuple[Tensor, ...] = torch.func.functional_call(graph, held, values[: len(args)])
+        return found
+
+    with torch.no_grad():
+        functional = torch.func.functionalize(run, remove="mutations")
+        pure = _operations(functional, args, decompositions, [*constants.values()])
+    nodes = [node for node in pure.graph.nodes if node.op == "placeholder"][len(args) :]
+    for node, (name, value) in zip(nodes, constants.items(), strict=True):
+        pure.register_buffer(name, value, persistent=False)
+        with pure.graph.inserting_before(node):
+            constant = pure.graph.get_attr(name)
+        constant.meta = node.meta
+        node.replace_all_uses_with(constant)
+        pure.graph.erase_node(node)
+    LazyGraph.force_recompile(pure)
+    return pure
 
 
 def _operations(
-    fn: TensorFunction, args: Sequence[Tensor], decompositions: Mapping[Any, Callable[..., Any]]
+    fn: TensorFunction,
+    args: Sequence[Tensor],
+    decompositions: Mapping[Any, Callable[..., Any]],
+    constants: Sequence[Tensor] = (),
 ) -> GraphModule:
-    """The operations of one call of ``fn`` on copies of its inputs."""
-    recorder, copies = _Recorder(decompositions), [arg.detach().clone() for arg in args]
-    for copy_of_input in copies:
-        recorder.input(copy_of_input)
+    """The operations of one call of ``fn`` on copies of its inputs, and of constants as inputs."""
+    recorder = _Recorder(decompositions)
+    copies = [value.detach().clone() for value in (*args, *constants)]
+    for number, copy_of_input in enumerate(copies):
+        recorder.input(copy_of_input, varies=number < len(args))
     with own_generators(), without_validation():
         with recorder, _Unread(recorder):
             values = fn(*copies)
@@ -177,10 +215,10 @@ class _Recorder(Mode):
         self._nodes = WeakTensorKeyDictionary()  # entries go with their tensors
         self._varying: set[Node] = set()
 
-    def input(self, value: Tensor) -> None:
+    def input(self, value: Tensor, *, varies: bool = True) -> None:
         """Take a tensor as the graph's next input."""
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
-        self._varying.add(node)
+        self._varying.update({node} if varies else ())
         self._know(value, node)
 
     def node(self, value: Any) -> Any:

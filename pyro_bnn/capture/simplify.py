@@ -96,6 +96,16 @@ def _without_write(node: Node) -> Any:
     return pure if len(dtypes) == 1 and _keeps_dtype(pure, node) else None
 
 
+def writes_into_view(node: Node) -> bool:
+    """Whether an operation writes over parts of a tensor, or over one that others are parts of."""
+    if node.op != "call_function" or not _is_impure(node) or not node.args:
+        return False
+    name, written = getattr(node.target, "_opname", ""), node.args[0]
+    if not name.endswith("_") or not isinstance(written, Node):
+        return False
+    return any(map(_may_be_view, (written, *written.users)))
+
+
 def _keeps_dtype(pure: Any, node: Node) -> bool:
     """Whether an operation returns the dtype of what it would write; a comparison does not."""
 

@@ -62,14 +62,23 @@ def batched_or_looped(
     reason = ""
     if as_batch:
         try:
-            with without_vmap_warnings():
-                return torch.func.vmap(fn, randomness="different" if is_random else "error")(z), ""
+            return as_one_batch(fn, z, is_random=is_random), ""
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     rows = [fn(row) for row in z]
     return cast(T, tree_map(lambda *values: torch.stack(values), *rows)), reason
+
+
+def as_one_batch(fn: Callable[[Tensor], T], z: Tensor, *, is_random: bool = False) -> T:
+    """What a function makes of each draw ``[S, ...]``, as one batch.
+
+    Raises:
+        RuntimeError: If torch cannot batch it.
+    """
+    with without_vmap_warnings():
+        return torch.func.vmap(fn, randomness="different" if is_random else "error")(z)
 
 
 def over_draws(fn: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

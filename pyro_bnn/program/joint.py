@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_map
 from pyro_bnn.data import Call
 from pyro_bnn.errors import SiteError
 from pyro_bnn.handled import model_name, parameters_of
-from pyro_bnn.program.batched import batched_or_looped
+from pyro_bnn.program.batched import as_one_batch, batched_or_looped
 from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.factorised import Factorised
 from pyro_bnn.program.failures import named_failures, require_densities, require_supports
+from pyro_bnn.program.filled import filled
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -142,6 +143,7 @@ class Joint:
         self.latents = Latents(trace.sites)
         self.plate = trace.plate
         self.is_batched = True
+        self._is_filled = False  # whether it writes draws into tensors that it makes
         self.params: dict[str, Tensor] = {}
         self.member_params: tuple[str, ...] = ()
         for name, parameter in parameters_of(model).items():
@@ -540,6 +542,14 @@ class Joint:
 
     def batched(self, fn: Callable[[Tensor], T], z: Tensor, *, is_random: bool = False) -> T:
         """A function of each draw, as one batch, or one by one where the model refuses that."""
+        if self.is_batched and not self._is_filled:
+            try:
+                return as_one_batch(fn, z, is_random=is_random)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self._is_filled = True
+        fn = filled(fn) if self.is_batched else fn
         values, reason = batched_or_looped(fn, z, as_batch=self.is_batched, is_random=is_random)
         if reason:
             self.is_batched = False

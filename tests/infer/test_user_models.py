@@ -175,7 +175,31 @@ def second_order_case() -> Case:
     return Case(second_order, Call(y), "a", mean, sd, evidence)
 
 
-GAUSSIAN = (regression_case, mismeasured_case, nested_case, recurrent_case, second_order_case)
+def filled(x: Tensor, y: Tensor) -> None:
+    """A level that a loop writes into a series of its own."""
+    drift = pyro.sample("drift", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    level = torch.zeros(len(y))
+    level[0] = drift[0]
+    for t in range(1, len(y)):
+        level[t] = level[t - 1] + drift[1] * x[t]
+    with pyro.plate("times", len(y)):
+        pyro.sample("y", dist.Normal(level, 0.5), obs=y)
+
+
+def filled_case() -> Case:
+    steps = torch.stack([torch.ones(6), torch.cat([torch.zeros(1), X[1:6]]).cumsum(0)], 1)
+    mean, sd, evidence = linear(steps, Y[:6], 1.0, 0.5)
+    return Case(filled, Call(X[:6], Y[:6]), "drift", mean, sd, evidence)
+
+
+GAUSSIAN = (
+    regression_case,
+    mismeasured_case,
+    nested_case,
+    recurrent_case,
+    second_order_case,
+    filled_case,
+)
 
 
 @pytest.mark.parametrize("make", GAUSSIAN, ids=lambda make: make.__name__)
@@ -240,6 +264,30 @@ def outcomes_case() -> Case:
     ways = ((OUTCOMES.sum(1) + 1).lgamma() - (OUTCOMES + 1).lgamma().sum(1)).sum()
     evidence = log_constant(after) - log_constant(before) + ways
     return Case(outcomes, Call(OUTCOMES), "p", after / total, sd, evidence)
+
+
+GRADES, AT = (
+    torch.tensor([0, 2, 1, 0, 2, 2]),
+    torch.tensor([-1.0, 0.5, 0.2, -0.4, 1.0, 2.0]).double(),
+)
+LIMITS = torch.tensor([-0.7, 0.9]).double()
+
+
+def graded(at: Tensor, grades: Tensor) -> None:
+    """Grades by limits of a logistic number, whose probabilities Pyro writes into a tensor."""
+    slope = pyro.sample("slope", dist.Normal(0.0, 2.0))
+    with pyro.plate("rows", len(at)):
+        pyro.sample("grades", dist.OrderedLogistic(slope * at, LIMITS), obs=grades)
+
+
+def graded_case() -> Case:
+    def log_joint(slope: Tensor) -> Tensor:
+        below = (LIMITS - slope * AT[:, None]).sigmoid()
+        edges = torch.cat([torch.zeros(len(AT), 1), below, torch.ones(len(AT), 1)], 1)
+        p = edges.diff(dim=1)[torch.arange(len(AT)), GRADES]
+        return p.log().sum() - slope**2 / 8 - math.log(2 * math.pi * 4) / 2
+
+    return Case(graded, Call(AT, GRADES), "slope", *on_grid(log_joint, -8, 16))
 
 
 SEEN = torch.tensor([0.4, 1.1, 2.0, 0.3, 1.7]).double()
@@ -337,11 +385,13 @@ MODELS: dict[str, Callable[[], Case]] = {
     "LKJ and MultivariateNormal": correlated_case,
     "a covariance that is none": indefinite_case,
     "zero-inflated": zeros_case,
+    "counts of outcomes": outcomes_case,
+    "grades": graded_case,
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_smc_has_the_moments_and_the_evidence(name: str) -> None:
+def test_smc_has_the_moments_and_the_evidence(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = MODELS[name]()
     particles: Any = bnn.SMC(num_particles=500, compile=False).run(
         case.model, case.call, progress=False
@@ -352,6 +402,7 @@ def test_smc_has_the_moments_and_the_evidence(name: str) -> None:
     assert case.log_evidence is not None
     difference = particles.log_evidence - float(case.log_evidence)
     assert abs(difference) < 5 * particles.log_evidence_error
+    assert "cannot be batched" not in caplog.text
 
 
 def flat(y: Tensor) -> None:
@@ -368,7 +419,7 @@ def flat_case() -> Case:
     return Case(flat, Call(Y), "mean", Y.mean(), variance.sqrt())
 
 
-@pytest.mark.parametrize("make", [flat_case, outcomes_case, indefinite_case])
+@pytest.mark.parametrize("make", [flat_case, outcomes_case, indefinite_case, graded_case])
 def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
     case = make()
     compiled = make is not indefinite_case
@@ -381,9 +432,13 @@ def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
     assert ((draws.mean(0) - case.mean).abs() < 5 * case.sd / math.sqrt(ess)).all()
 
 
-def test_sticks_and_masks_are_written_in_c(caplog: pytest.LogCaptureFixture) -> None:
-    case = outcomes_case()
+@pytest.mark.parametrize("make", [outcomes_case, graded_case, filled_case])
+def test_sticks_masks_and_parts_are_written_in_c(
+    make: Callable[[], Case], caplog: pytest.LogCaptureFixture
+) -> None:
+    case = make()
     with caplog.at_level("DEBUG", logger="pyro_bnn"):
         nuts = bnn.NUTS(num_samples=20, warmup_steps=20, num_chains=1, compile=True)
         nuts.run(case.model, case.call, progress=False)
     assert "not written in C" not in caplog.text
+    assert "cannot be batched" not in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.index_put.default: _index_put,
         aten.roll.default: _roll,
         aten.constant_pad_nd.default: _pad,
+        aten.copy.default: _copy,
+        aten.fill.Tensor: _copy,
+        aten.new_empty_strided.default: lambda x, size, _, **how: x.new_zeros(size, **how),
+        aten.as_strided.default: _as_strided,
+        aten.as_strided_scatter.default: _as_strided_scatter,
         aten.linalg_cholesky_ex.default: _cholesky,
         aten.linalg_solve_triangular.default: _solve_triangular,
         aten.cholesky_solve.default: _cholesky_solve,
@@ -92,6 +97,39 @@ def _index_put(
     if mask is None or not is_mask or accumulate or values.numel() != 1:
         return NotImplemented
     return torch.where(mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim)), values, x)
+
+
+def _copy(x: Tensor, values: Tensor, _: bool = False) -> Tensor:
+    return values.to(x.dtype).expand(x.shape).clone()
+
+
+def _as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Tensor:
+    """Entries at places of memory, as gradients of what was written into parts are read."""
+    return x.reshape(-1)[_places(x, size, stride, offset)]
+
+
+def _as_strided_scatter(
+    x: Tensor,
+    values: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> Tensor:
+    places = _places(x, size, stride, offset)
+    return x.reshape(-1).index_put([places], values).reshape(x.shape)
+
+
+def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
+    """Places ``[*size]`` among the entries of x in their order."""
+    if not x.is_contiguous():
+        raise CaptureError("places in memory that does not lie by rows are not written in C")
+    places = torch.full((), offset or 0)
+    for d, (count, step) in enumerate(zip(size, stride, strict=True)):
+        along = torch.arange(count) * step
+        places = places + along.reshape([-1] + [1] * (len(size) - 1 - d))
+    return places.expand(tuple(size))
 
 
 def _select_scatter(x: Tensor, values: Tensor, dim: int, index: int) -> Tensor:
