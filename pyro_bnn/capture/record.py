@@ -30,6 +30,7 @@ from pyro_bnn.memory import Mode
 from pyro_bnn.program.dependence import WAYS_OUT
 from pyro_bnn.program.handlers import without_validation
 from pyro_bnn.program.random_state import own_generators
+from pyro_bnn.program.recurrent import is_plain, recurrence
 
 if TYPE_CHECKING:  # this and sympy take half a second to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -298,6 +299,8 @@ class _Unread(TorchFunctionMode):
             raise CaptureError(DEPENDENT)
         if func in (torch.cumprod, Tensor.cumprod) and len(args) == 2 and not kwargs:
             return _running_products(*args)
+        if is_plain(func, args):
+            return recurrence(func, args)
         return func(*args, **(kwargs or {}))
 
 

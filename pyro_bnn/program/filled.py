@@ -3,8 +3,8 @@
 ``torch.func.vmap`` refuses ``x = torch.zeros(n); x[0] = site``: a tensor of one draw has no room
 for the values of many. ``OrderedLogistic`` is written so, as are loops over time that fill a
 series, and missing entries that a site fills. Nor does vmap take a number at a mask that draws
-decide, which ``Multinomial`` writes. In the mode of this module each new tensor has an entry for
-each draw.
+decide, which ``Multinomial`` writes, nor the kernels of recurrent layers. In the mode of this
+module each new tensor has an entry for each draw, and the layers are plain operations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from pyro_bnn.program.recurrent import is_plain, recurrence
 
 T = TypeVar("T")
 
@@ -52,6 +54,8 @@ class _Filled(TorchFunctionMode):
             at, mask, number = args
             at.masked_fill_(mask.reshape(*mask.shape, *[1] * (at.ndim - mask.ndim)), number)
             return None
+        if is_plain(func, args):
+            return recurrence(func, args)
         made = func(*args, **(kwargs or {}))
         if func in _MADE and made.is_floating_point():
             made = made + self._zero.to(made)
