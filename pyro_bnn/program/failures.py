@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import reprlib
 import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Number
 from typing import Any, NoReturn, cast
 
 import pyro
 import pyro.distributions as dist
 import torch
+from torch import Tensor
 
 from pyro_bnn.errors import BNNError, DataError, ModelError
 from pyro_bnn.handled import Model, model_name, module_of, unhandled
 from pyro_bnn.program.distributions import bounds_of
 from pyro_bnn.program.handlers import Evaluate, Starting, innermost, is_point, log_prob
 
+OTHER_DTYPES = re.compile(r"dtypes? (mis)?match|same dtype|scalar type")
 NOT_THE_USERS = ("torch", "pyro", "pyro_bnn", "contextlib", "functools")
 
 
@@ -49,12 +53,14 @@ def named_failures(
         place = "before its first site"
         if site or starting.last:
             place = f"at the site {site!r}" if site else f"after the site {starting.last!r}"
+        named = _named(model, args, kwargs)
         what = str(error).partition("Trace Shapes:")[0]
         what = textwrap.shorten(what, 400, placeholder=" ...") or "no message"
         raise ModelError(
             f"{model_name(model)} raised while it was run on its arguments "
-            f"({_shapes(model, args, kwargs)}), {place}: {type(error).__name__}: {what}"
+            f"({_shapes(named)}), {place}: {type(error).__name__}: {what}"
             f"{f'; in the line {line}' if line else ''}"
+            f"{_way_out(error, named)}"
         ) from error
 
 
@@ -76,7 +82,9 @@ def require_densities(run: Evaluate) -> None:
         ModelError: If the shapes of a value and of its distribution do not fit.
     """
     for name, msg in {**run.latent, **run.observed}.items():
-        fn, value = msg["fn"], torch.as_tensor(msg["value"])
+        fn = msg["fn"]
+        _require_tensor(name, msg["value"])
+        value = torch.as_tensor(msg["value"])
         kind = type(innermost(fn)).__name__
         own = f"the value of {name!r} has shape {tuple(value.shape)}"
         whole = f"its distribution, {kind}, has shape {tuple(fn.shape())}"
@@ -96,6 +104,16 @@ def require_densities(run: Evaluate) -> None:
                 f"{density.numel()} terms: give one of them the shape of the other, as by "
                 "squeeze(-1) or unsqueeze(-1)"
             )
+
+
+def _require_tensor(name: str, value: Any) -> None:
+    """Check that what a site observes is a tensor or a number."""
+    if not isinstance(value, Tensor | Number):
+        dtype = torch.get_default_dtype()
+        raise ModelError(
+            f"the site {name!r} observes {_kind(value)}, but distributions of torch take tensors: "
+            f"write obs=torch.as_tensor(..., dtype={dtype}), or dtype=torch.long for classes"
+        )
 
 
 def require_supports(run: Evaluate) -> None:
@@ -142,8 +160,60 @@ def _where(error: Exception) -> tuple[str, str]:
     return site, line
 
 
-def _shapes(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _way_out(error: Exception, named: Mapping[str, Any]) -> str:
+    """What to do about arguments that are no tensors, or of another dtype than those of sites."""
+    leaves = dict(_leaves(named))
+    default = torch.get_default_dtype()
+    arrays = [name for name, value in leaves.items() if _is_array(value)]
+    is_of_arrays = isinstance(error, TypeError | AttributeError) or "numpy" in str(error).lower()
+    if arrays and is_of_arrays:
+        kinds = ", ".join(f"{name} is {_kind(leaves[name])}" for name in arrays)
+        return f"; {kinds}: pass tensors, as torch.as_tensor({arrays[0]}, dtype={default})"
+    if isinstance(error, RuntimeError) and OTHER_DTYPES.search(str(error)):
+        found = {k: v.dtype for k, v in leaves.items() if isinstance(v, Tensor)}
+        others = {k: t for k, t in found.items() if t.is_floating_point and t != default}
+        if others:
+            name, dtype = next(iter(others.items()))
+            kinds = ", ".join(f"{k} is {t}" for k, t in others.items())
+            return (
+                f"; {kinds}, but what the model makes itself, draws of its sites too, is {default},"
+                f" torch's default: pass {name}.to({default}), or call "
+                f"torch.set_default_dtype({dtype}) before"
+            )
+    return ""
+
+
+def _leaves(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments by name, and the values of those that are dicts and lists."""
+    for name, value in named.items():
+        if isinstance(value, Mapping):
+            yield from _leaves({f"{name}[{key!r}]": part for key, part in value.items()})
+        elif isinstance(value, list | tuple):
+            yield from _leaves({f"{name}[{place}]": part for place, part in enumerate(value)})
+        else:
+            yield name, value
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array of another library than torch."""
+    return hasattr(value, "__array__") and not isinstance(value, Tensor | Number)
+
+
+def _kind(value: Any) -> str:
+    """What a value is: ``a NumPy array``, ``a Series of pandas``, ``a list``."""
+    cls, (library, *_) = type(value).__name__, type(value).__module__.split(".")
+    if library == "numpy":
+        return "a NumPy array"
+    return f"a {cls}" if library == "builtins" else f"a {cls} of {library}"
+
+
+def _shapes(named: Mapping[str, Any]) -> str:
     """The arguments with their names and shapes: ``x (5, 2), num_groups 3``."""
+    return ", ".join(f"{name} {_shape(value)}" for name, value in named.items()) or "none"
+
+
+def _named(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by the names that the model gives them."""
     module, inner = module_of(model), cast(Model, unhandled(model)[0])
     named: dict[str, Any] = {}
     try:
@@ -159,7 +229,7 @@ def _shapes(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str
                 named.update({f"{name}[{place}]": part for place, part in enumerate(value)})
             else:
                 named[name] = value
-    return ", ".join(f"{name} {_shape(value)}" for name, value in named.items()) or "none"
+    return named
 
 
 def _shape(value: Any) -> str:

@@ -540,10 +540,10 @@ def predicted(
 
 
 def total_log_prob(messages: Mapping[str, Mapping[str, Any]], like: Tensor) -> Tensor:
-    """Sum of the scaled log densities of some sites, ``[]``."""
+    """Sum of the scaled log densities of some sites, ``[]``, in the dtype of ``like``."""
     total = like.new_zeros(())
     for msg in messages.values():
-        total = total + (log_prob(msg) * msg["scale"]).sum()
+        total = total + (log_prob(msg) * msg["scale"]).sum().to(total.dtype)
     return total
 
 

@@ -172,7 +172,7 @@ class Latents:
         for site in self._other_sites:
             msg = run.latent[site.name]
             if site.name not in self.elsewhere:
-                total = total + (log_prob(msg) * msg["scale"]).sum()
+                total = total + (log_prob(msg) * msg["scale"]).sum().to(z.dtype)
             if jacobian:
                 support = msg["fn"].support if site.is_dependent else None
                 total = total + site.log_abs_det_jacobian_of(parts[site.name], support)

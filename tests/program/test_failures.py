@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,12 +16,14 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor
+from torch.testing import assert_close
 
 from pyro_bnn.errors import BNNWarning, DataError, ModelError, ShapeError, SiteError
 from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.models import MLP
 from pyro_bnn.program import Joint
+from tests.plain_pyro import default_dtype
 
 X, Y = torch.zeros(5, 2), torch.zeros(5)
 
@@ -92,6 +96,50 @@ def test_arguments_of_any_kind_are_told() -> None:
     expected = r"\(x \(5, 2\), others\[0\] 'abc', others\[1\] list of 3, k \(5,\), d None\)"
     with pytest.raises(ModelError, match=expected):
         Joint(model, (X, "abc", [1, 2, 3]), {"k": Y, "d": None})
+
+
+def slope_of(x: Any, y: Any) -> None:
+    mean = x @ weight()
+    with pyro.plate("rows", len(y)):
+        pyro.sample("rent", dist.Normal(mean, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_arguments_of_another_precision_are_named(default: torch.dtype) -> None:
+    other = torch.float64 if default is torch.float32 else torch.float32
+    with default_dtype(default):
+        x, y = X.to(other), Y.to(default)
+        message = (
+            rf"slope_of raised .*; x is {other}, but what the model makes itself, .* is {default}, "
+            rf"torch's default: pass x.to\({default}\), or call torch.set_default_dtype\({other}\)"
+        )
+        with pytest.raises(ModelError, match=message):
+            Joint(slope_of, (x, y))
+        with pytest.raises(ModelError, match=rf"; d\['x'\] is {other}, but what"):
+            Joint(lambda d: slope_of(d["x"], d["y"]), ({"x": x, "y": y},))
+        joint = Joint(slope_of, (X.to(default), Y.to(other)))  # what is observed may be of any
+        z = joint.initial.requires_grad_()
+        value = joint.log_joint(z)
+        value.backward()
+        assert value.dtype == default
+        expected = dist.Normal(0.0, 1.0).log_prob(torch.cat([z, Y.to(default)])).sum()
+        assert_close(value, expected)
+
+
+def test_arrays_and_frames_are_named() -> None:
+    y = np.zeros(5)
+    with pytest.raises(ModelError, match=r"'rent' observes a NumPy array.*obs=torch.as_tensor\("):
+        Joint(slope_of, (X, y))
+    with pytest.raises(ModelError, match="'rent' observes a Series of pandas"):
+        Joint(slope_of, (X, pd.Series(y)))
+    with pytest.raises(ModelError, match="'rent' observes a list"):
+        Joint(slope_of, (X, [0.0] * 5))
+
+    dtype = "dtype=torch.float32"
+    with pytest.raises(
+        ModelError, match=rf"; x is a NumPy array: pass .*torch.as_tensor\(x, {dtype}\)"
+    ):
+        Joint(slope_of, (X.numpy(), Y))
 
 
 def test_a_refusal_inside_the_model_keeps_its_words() -> None:
