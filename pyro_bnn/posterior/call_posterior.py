@@ -302,7 +302,8 @@ class CallPosterior(SitePosterior):
 
         Raises:
             OutputError: If the file cannot be written, or an argument of the model is neither a
-                tensor nor a number, a string, None, or a list, tuple or dict of these.
+                tensor, an array or a frame of numbers, strings and times, a number, a string,
+                None, nor a list, tuple or dict of these.
         """
         provenance = replace(self.provenance, nature=self.nature)
         storage.save_call(Path(path), self.program, self.params, provenance, self._contents())
@@ -353,16 +354,16 @@ class CallPosterior(SitePosterior):
         return named
 
     def _constants(self, observed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """The tensors among the arguments that are not observed, by the names of parameters."""
+        """The tensors and arrays among the arguments that are not observed, by their names."""
         args, kwargs = self.program.args, self.program.kwargs
         try:
             bound = inspect.signature(self.model).bind(*args, **kwargs).arguments
         except (TypeError, ValueError):
             bound = {f"arg_{i}": value for i, value in enumerate(args)} | kwargs
-        values = {k: v for k, v in bound.items() if isinstance(v, Tensor | np.ndarray)}
+        values = {k: v for k, v in bound.items() if _is_numeric(v)}
         seen = [msg["value"] for msg in observed.values()]
         return {
-            name: _on_host(torch.as_tensor(value))
+            name: _on_host(value) if isinstance(value, Tensor) else value
             for name, value in values.items()
             if not any(value is other for other in seen)
         }
@@ -394,6 +395,13 @@ class CallGuide(GuideDraws, CallPosterior, kind="call guide"):
 
 class CallLaplace(LaplaceDraws, CallGuide, kind="call laplace"):
     """A Gaussian around a mode of any model; see :class:`pyro_bnn.Laplace`."""
+
+
+def _is_numeric(value: Any) -> bool:
+    """Whether an argument is a tensor or an array of numbers."""
+    return isinstance(value, Tensor) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    )
 
 
 def _joined(parts: Sequence[Values], num_chains: int | None) -> Values:

@@ -21,6 +21,7 @@ from pyro_bnn.files.schema import expect, require_version
 from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
+from pyro_bnn.posterior.arguments import packed, unpacked
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.nature import SCHEMA as OF_NATURE
 from pyro_bnn.posterior.nature import Nature
@@ -150,8 +151,8 @@ def save_call(
         "format": CALL_FORMAT,
         "version": 1,
         "header": _plain({**_header(provenance), "sites": _sites(joint)}),
-        "args": list(joint.args),
-        "kwargs": dict(joint.kwargs),
+        "args": [packed(value, f"argument {i}") for i, value in enumerate(joint.args, 1)],
+        "kwargs": {name: packed(value, name) for name, value in joint.kwargs.items()},
         "losses": torch.as_tensor(provenance.losses),
         "params": dict(params),
         "fingerprint": _densities(joint, params),
@@ -174,11 +175,12 @@ def load_call(path: Path, model: Model) -> tuple[str, dict[str, Any]]:
         expect(document, {**CALL_SCHEMA, **schema}, "it")
         _check_guide(document["guide"]) if "guide" in document else _check_draws(document)
         provenance = _provenance(document)
+        args, kwargs = unpacked(document["args"]), unpacked(document["kwargs"])
     except (KeyError, TypeError, ValueError) as error:
         what = str(error) if isinstance(error, BNNError) else f"{type(error).__name__}: {error}"
         raise FileFormatError(f"{path} is damaged: {what}") from error
     try:
-        joint = joint_of(model, document["args"], document["kwargs"])
+        joint = joint_of(model, args, kwargs)
     except Exception as error:
         reason = str(error).strip().splitlines()[:1]
         raise SiteError(

@@ -356,7 +356,7 @@ def by_pyro(case: Case, joint: Joint, z: Tensor) -> tuple[Tensor, Any]:
 
 
 NAMES = tuple(cases())
-LOOPED = ("simplex", "ordered", "after an if")  # which torch does not batch over draws
+LOOPED = ("after an if",)  # which torch does not batch over draws
 DEPENDENT = {
     "garch": {"beta1"},
     "bounds in a chain": {"b", "c", "d"},
