@@ -21,8 +21,8 @@ from torch.testing import assert_close
 from pyro_bnn import guides, models
 from pyro_bnn.errors import ModelError, ShapeError, SiteError
 from pyro_bnn.priors.prior import tensors_of, unvalidated
-from pyro_bnn.program import Program
-from pyro_bnn.program.contract import CORRECTED, FEW, check_model
+from pyro_bnn.program import Joint, Program
+from pyro_bnn.program.contract import AS_IT_IS, CORRECTED, FEW, check_model
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.handlers import evaluate, log_prob, trace_model, without_validation
 from pyro_bnn.program.random_state import derived_seed, isolated
@@ -157,6 +157,24 @@ def without_latents(x: Tensor, y: Tensor | None = None) -> Any:
         return observe(f, y)
 
 
+def fixed_f(x: Tensor, y: Tensor | None = None) -> Any:
+    """What is recorded is not what y depends on, and has no row for each of x."""
+    f = x @ weights()
+    pyro.deterministic("f", torch.zeros(12, 1))
+    with pyro.plate("data", x.shape[0]):
+        return observe(f, y)
+
+
+def own_plate(x: Tensor, y: Tensor | None = None) -> Any:
+    """A latent site of rows in a plate of its own, before f."""
+    w = weights()
+    with pyro.plate("shifts", x.shape[0]):
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+    f = pyro.deterministic("f", x @ w + shift.unsqueeze(-1))
+    with pyro.plate("data", x.shape[0]):
+        return observe(f, y)
+
+
 REFUSED: dict[str, tuple[Model, type[Exception], str, bool]] = {
     "no y": (without_y, ModelError, 'the model has no sample site named "y"; it should', True),
     "no plate": (without_plate, ModelError, 'the site "y" is not inside pyro.plate("data"', True),
@@ -175,6 +193,13 @@ REFUSED: dict[str, tuple[Model, type[Exception], str, bool]] = {
         ShapeError,
         'the distribution of "y" has batch shape (12, 12), not (12,): ',
         True,
+    ),
+    "f of fixed rows": (fixed_f, ModelError, "f has shape (12, 1), but", True),
+    "a plate of its own": (
+        own_plate,
+        SiteError,
+        "the latent site 'shift' has shape (12,) where x has 12 rows, and (1,) where it has one",
+        False,
     ),
     "f transposed": (transposed_f, ModelError, "f has shape (1, 12), but", True),
     "f broadcasts": (
@@ -217,6 +242,20 @@ def test_models_outside_the_contract_are_refused(
     assert type(caught.value) is error
     assert message in str(caught.value)
     assert (CORRECTED in str(caught.value)) is shows
+
+
+RUN_AS_THEY_ARE = ("no y", "no plate", "no f", "two observed", "per row", "a plate of its own")
+
+
+@pytest.mark.parametrize("name", RUN_AS_THEY_ARE)
+def test_what_is_no_network_on_rows_is_told_of_a_call_and_runs_on_it(name: str) -> None:
+    model, error, _, _ = REFUSED[name]
+    x, y = data()
+    with pytest.raises(error) as caught:
+        Program(model, x, y)
+    assert AS_IT_IS.strip() in str(caught.value)
+    joint = Joint(model, (x, y))
+    assert joint.log_joint(joint.initial).isfinite()
 
 
 POINTS: dict[str, Any] = {

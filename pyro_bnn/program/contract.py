@@ -50,6 +50,10 @@ CORRECTED = """
     with pyro.plate("data", x.shape[0]):
         return pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=y)"""
 
+AS_IT_IS = """
+A model of any other form, with sites of rows, other names or no f, runs as it is on its arguments:
+    engine.run(model, bnn.data.Call(x, y))"""
+
 SPECTRAL_NORMS = (parametrizations._SpectralNorm, SpectralNorm)
 
 FEW = 100  # rows that a model is looked at on
@@ -93,7 +97,7 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
         nodes: Mapping[str, Any] = free.nodes
         if "y" not in nodes:
             raise ModelError(
-                f'the model has no sample site named "y"; it should end with{CORRECTED}'
+                f'the model has no sample site named "y"; it should end with{CORRECTED}{AS_IT_IS}'
             )
         if "y_unobserved" in nodes:
             raise ModelError(
@@ -110,6 +114,7 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
         _check_held(free)
         _check_rows(free, num_rows)
         of_first = _traced(model, "on the first row alone, though not on all", x[:1])
+        _check_function(cast(Mapping[str, Any], of_first.nodes)["f"]["value"], 1)
         _check_plate(free, of_first)
         _check_draws(free, of_first)
         y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
@@ -235,7 +240,7 @@ def _check_draws(whole: poutine.Trace, first_row: poutine.Trace) -> None:
                 f"the latent site {name!r} has shape {tuple(value.shape)} where x has "
                 f"{len(nodes['f']['value'])} rows, and {tuple(shape)} where it has one: latent "
                 "sites are shared by all rows, of whatever number they are; write the size of "
-                f"{name!r} as a number, or after the columns, x.shape[1]"
+                f"{name!r} as a number, or after the columns, x.shape[1]. {AS_IT_IS.lstrip()}"
             )
 
 
@@ -326,7 +331,8 @@ def _check_observed(trace: poutine.Trace, model: Model, x: Tensor, y: Tensor) ->
         raise ModelError(
             f'the model observes {", ".join(map(repr, of_rows))} beside "y"; one site observed in '
             "the rows is supported: put what belongs to one row into one distribution. A site "
-            f"whose density is that of no row may be held at a value by pyro.condition{CORRECTED}"
+            "whose density is that of no row may be held at a value by pyro.condition"
+            f"{CORRECTED}{AS_IT_IS}"
         )
 
 
@@ -337,11 +343,11 @@ def _check_rows(trace: poutine.Trace, num_rows: int) -> None:
     if "f" not in nodes or not is_deterministic(nodes["f"]):
         raise ModelError(
             'the model does not record its network output "f"; add the first of these lines'
-            f"{CORRECTED}"
+            f"{CORRECTED}{AS_IT_IS}"
         )
     _check_function(nodes["f"]["value"], num_rows)
     if "data" not in [frame.name for frame in node["cond_indep_stack"]]:
-        raise ModelError(f'the site "y" is not inside pyro.plate("data", N):{CORRECTED}')
+        raise ModelError(f'the site "y" is not inside pyro.plate("data", N):{CORRECTED}{AS_IT_IS}')
     batch_shape = node["fn"].batch_shape
     if batch_shape != (num_rows,):
         raise ShapeError(
@@ -410,7 +416,7 @@ def _check_shared(trace: poutine.Trace) -> None:
                 )
             raise SiteError(
                 f'the latent site {name!r} lies inside the plate "data", one value a row; latent '
-                "sites are shared by all rows: sample it before the plate"
+                f"sites are shared by all rows: sample it before the plate. {AS_IT_IS.lstrip()}"
             )
 
 
