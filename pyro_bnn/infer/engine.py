@@ -21,6 +21,7 @@ from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
 from pyro_bnn.infer.inputs import FitData, Init, as_dataset, unchanged
+from pyro_bnn.infer.own_weights import chosen_init
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
 from pyro_bnn.posterior.call_posterior import CallPosterior
@@ -197,6 +198,8 @@ class Engine(ABC, Generic[P]):
             init: Where to start: a posterior, a trained module, or values of sites. What it leaves
                 out starts as it does without it. Chains start at draws of a posterior, means at its
                 mean; a guide of the form of that of the posterior takes all that this one has.
+                Without it ``bayesian(net)`` starts at the weights of the network, if it was
+                trained; else, and with ``"prior"``, the start is a draw from the prior.
             seed: Seed, from 0 to 2^32 - 1, of the start, the noise and the order of the data.
                 Results repeat exactly for a seed on one machine with one number of threads.
             progress: Whether to show a progress bar.
@@ -282,6 +285,7 @@ class Engine(ABC, Generic[P]):
     ) -> Start:
         name = type(self).__name__
         how: dict[str, Any] = {"progress": progress, "declare": self.nature}
+        init = chosen_init(model, init)
         if isinstance(given, Call):
             return self.start_call(CallProblem(model, given, init, seed, name, **how))
         assert not isinstance(data, Call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
 from pyro_bnn.errors import DataError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
+from pyro_bnn.infer.own_weights import OwnWeights
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import Model
@@ -25,7 +26,9 @@ from pyro_bnn.program.random_state import isolated
 FitData: TypeAlias = "Dataset | tuple[ArrayLike, ArrayLike] | DataLoader[Any]"
 
 
-Init: TypeAlias = "SitePosterior | nn.Module | Mapping[str, Tensor] | None"
+Init: TypeAlias = (
+    SitePosterior | nn.Module | Mapping[str, Tensor] | OwnWeights | Literal["prior"] | None
+)
 
 
 G = TypeVar("G", bound=Guide)

@@ -95,7 +95,7 @@ class MCDropout(Engine[Posterior]):
                 "num_steps=0 takes a network as it is, and this one is not of bayesian_dropout(net)"
                 ": make it so, or train it with num_steps=10_000"
             )
-        if problem.init is not None:
+        if problem.is_led:
             raise OptionError(
                 "init would have no effect, as a network is taken as it is: leave it out"
             )

@@ -19,6 +19,7 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import FitData, Init, program_of
+from pyro_bnn.infer.own_weights import OwnWeights
 from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallLaplace, CallParticles
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
@@ -59,6 +60,11 @@ class Facts(ABC):
     @abstractmethod
     def rows(self) -> Batch:
         """All of them, where and as the joint computes."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the caller said where to start; the weights of the network may be no optimum."""
+        return not (self.init is None or isinstance(self.init, OwnWeights))
 
     @property
     def has_own_order(self) -> bool:

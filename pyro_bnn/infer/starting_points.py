@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.errors import OptionError, SiteError
 from pyro_bnn.infer.inputs import Init
+from pyro_bnn.infer.own_weights import OwnWeights
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.priors.hierarchy import Hierarchy, hierarchies
 from pyro_bnn.program.joint import Joint
@@ -27,7 +28,8 @@ def starting_points(
     Args:
         program: The model as tensor functions.
         init: A posterior (its draws), a trained network (its parameters, matched by name or, where
-            names differ, by order and shape), or values of sites.
+            names differ, by order and shape), values of sites, or the weights of the network that
+            the model is made of.
         num_points: How many points.
         seed: Seed of the posterior's draws.
         default: Start ``[P]`` of the sites that ``init`` lacks, or of all; by default a draw from
@@ -47,6 +49,9 @@ def starting_points(
         z = init.unconstrained(wanted if stored is None else min(wanted, stored), seed)
         spread = torch.linspace(0, len(z) - 1, num_points).long()  # over all chains
         return z[spread].to(program.initial)
+    if isinstance(init, OwnWeights):
+        z, known = own_start(program, init)
+        return torch.where(known, z, default).expand(num_points, -1).clone()
     if isinstance(init, nn.Module):
         values = _module_values(program, init)
     elif isinstance(init, Mapping):
@@ -59,11 +64,36 @@ def starting_points(
             )
     else:
         raise OptionError(
-            "init is a Posterior, a trained torch module or a dict of sites, not "
+            'init is a Posterior, a trained torch module, a dict of sites or "prior", not '
             f"{type(init).__name__}"
         )
     z = program.unconstrain({**program.constrain(default), **values})
     return z.expand(num_points, -1).clone()
+
+
+def own_start(program: Joint, init: OwnWeights) -> tuple[Tensor, Tensor]:
+    """The point z ``[P]`` of a network's own weights, and its entries that they say ``[P]``.
+
+    A site that a handler took out or renamed, or whose support excludes the weights, is not said.
+
+    Args:
+        program: The model as tensor functions.
+        init: The weights.
+    """
+    nested, z = hierarchies(program.model), program.initial
+    sites = {site.name: site for site in program.sites}
+    weights = {k: v.to(z) for k, v in init.weights.items() if k in nested or k in sites}
+    values = {
+        name: value
+        for name, value in _site_values(weights, nested).items()
+        if name in sites and sites[name].shape == value.shape
+    }
+    known = torch.zeros_like(z, dtype=torch.bool)
+    z = program.unconstrain({**program.constrain(z), **values})
+    for name in values:
+        entries = slice(sites[name].start, sites[name].stop)
+        known[entries] = bool(z[entries].isfinite().all())
+    return z, known
 
 
 def one_start(program: Joint, seed: int) -> Tensor:

@@ -12,10 +12,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_bnn.guides import AutoLowRankMultivariateNormal, AutoMultivariateNormal, Guide
+from pyro_bnn.guides import (
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    Guide,
+)
+from pyro_bnn.guides.ensemble import AutoEnsemble
 from pyro_bnn.infer.inputs import G, Init, new_guide
+from pyro_bnn.infer.own_weights import OwnWeights, for_members
 from pyro_bnn.infer.problem import Facts
-from pyro_bnn.infer.starting_points import check_posterior, one_start, starting_points
+from pyro_bnn.infer.starting_points import check_posterior, one_start, own_start, starting_points
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.priors.from_posterior import gaussian_of
 from pyro_bnn.program.handlers import Model
@@ -37,7 +43,8 @@ def start_guide(guide: Guide, program: Joint, init: Init, seed: int) -> None:
     Args:
         guide: The guide, set up.
         program: The model as tensor functions.
-        init: Where to start; None leaves the guide as it is.
+        init: Where to start; None leaves the guide as it is. The weights of the network itself
+            leave a guide with an ``init_loc_fn`` where that says, and of points move the first.
         seed: Seed of the draws.
 
     Raises:
@@ -46,7 +53,9 @@ def start_guide(guide: Guide, program: Joint, init: Init, seed: int) -> None:
     """
     if init is None:
         return
-    if isinstance(init, SitePosterior):
+    if isinstance(init, OwnWeights):
+        _start_at_own(guide, program, init)
+    elif isinstance(init, SitePosterior):
         check_posterior(program, init)
         _start_at_posterior(guide, init, seed)
     else:
@@ -81,7 +90,25 @@ def starting_mean(program: Joint, init: Init, seed: int) -> Tensor:
     if isinstance(init, SitePosterior) and isinstance(other, Guide):
         check_posterior(program, init)
         return other.centre().to(program.initial)
+    if isinstance(init, OwnWeights):
+        init.tell("The fit")
     return starting_points(program, init, 1, seed, default=one_start(program, seed))[0]
+
+
+def _start_at_own(guide: Guide, program: Joint, init: OwnWeights) -> None:
+    """Start at a network's own weights, of points the first alone; not where the guide says."""
+    if any(isinstance(m, Guide) and m.init_loc_fn is not None for m in guide.modules()):
+        return
+    z, known = own_start(program, init)
+    if not bool(known.any()):
+        return
+    if isinstance(guide, AutoEnsemble):
+        for_members(init)
+        with torch.no_grad():
+            guide.loc[0] = torch.where(known, z, guide.loc[0])
+        return
+    init.tell("The fit")
+    guide.move_to(torch.where(known, z, guide.centre()))
 
 
 def _start_at_posterior(guide: Guide, init: SitePosterior, seed: int) -> None:

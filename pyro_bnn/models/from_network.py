@@ -14,6 +14,7 @@ from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.fan_in import NORMS, places, suited_to_layers
 from pyro_bnn.models.network import Network, module_list, require_rows
 from pyro_bnn.models.torch_module import plain_copy, torch_module
+from pyro_bnn.models.untrained import is_untrained
 from pyro_bnn.priors import (
     Cauchy,
     HalfCauchyScale,
@@ -40,7 +41,8 @@ class BayesianModule(Network):
     """A copy of a network whose matched parameters are sample sites; see :func:`bayesian`.
 
     Attributes:
-        net: The copied network. Its matched parameters only give names and shapes.
+        net: The copied network. Its matched parameters give names, shapes and where fits start.
+        is_trained: Whether its weights are not those that torch drew, so that fits start there.
         sites: Names of the parameters that are sampled, as in ``net.named_parameters()``.
         point_estimates: Names of the parameters that stay point estimates.
     """
@@ -50,6 +52,7 @@ class BayesianModule(Network):
     ) -> None:
         super().__init__(likelihood)
         self.net = plain_copy(net)
+        self.is_trained = not is_untrained(self.net)
         parameters = dict(self.net.named_parameters())  # a tied weight stands here once
         floating = (p for p in parameters.values() if p.is_floating_point())
         _like(self.likelihood, next(floating, torch.empty(0)))
@@ -67,6 +70,10 @@ class BayesianModule(Network):
         self._starts = starts_of_norms(self.net, matched) if is_one else {}
         # sampled, hence not trained and not in parameters(); a tied weight has several places
         self._places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """The network's own values of the parameters that are sampled, by name."""
+        return {name: self.net.get_buffer(self._places[name][0]) for name in self.sites}
 
     def network(self, x: Tensor) -> Tensor:
         """Sample the matched parameters: the network's output f ``[N, F]`` at inputs x."""
@@ -96,6 +103,13 @@ def bayesian(
     entry; ``{"norm.weight": priors.Normal(0.1, loc=1.0), "*": priors.Normal()}`` is a narrower one.
     The priors of a mapping, of an earlier fit, and distributions of Pyro are taken as they are.
 
+    Fits start at the weights of a network that was trained, and say so in a line: means of guides
+    there, the scales small; the first chain and the first member of an ensemble there, other chains
+    within a tenth of the size of its weights, other members at draws from the prior. With
+    ``engine.run(..., init="prior")`` all start at draws. A network counts as trained unless each of
+    its layers is as ``reset_parameters`` left it (:mod:`pyro_bnn.models.untrained`).
+
+    Of an untrained network the weights are no start: results are then those of the engine's seed.
     Guides, and engines that start at one point, start weights at a draw from the prior. Where one
     prior is for all parameters, they start normalisations at its centre, gains at 1 and shifts at 0
     as in torch: a network whose gains and shifts are draws of standard deviation 1 learns slowly.

@@ -114,7 +114,7 @@ class ConjugateEngine(Engine[GuidePosterior]):
                 f"{problem.engine} is for models.LinearRegression, whose posterior has a closed "
                 f"form, not {model_name(model)}: take SVI or NUTS"
             )
-        if problem.init is not None and not self._has_start:
+        if problem.is_led and not self._has_start:
             raise OptionError(
                 f"init would have no effect on {problem.engine}, which has no start: leave it"
             )

@@ -16,6 +16,7 @@ from pyro_bnn.guides.guide_mixture import AutoGuideMixture
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint, State
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import new_guide, unchanged
+from pyro_bnn.infer.own_weights import OwnWeights, for_members
 from pyro_bnn.infer.parallel.tasks import ParallelTask, in_order, number_at_once
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run, drive
@@ -55,10 +56,11 @@ def members_start(
             f"each member would train {', '.join(trained)} to values of its own, and a mixture has "
             "one: give them priors, or leave member at None"
         )
-    starts, tasks = [], []
+    starts, tasks, init = [], [], for_members(problem.init)
     for k in range(num_members):
         seed = derived_seed(problem.seed, MEMBER + k) if k else problem.seed
-        member_problem = dataclasses.replace(problem, seed=seed, engine=name_of(engine))
+        own = None if k and isinstance(init, OwnWeights) else init
+        member_problem = dataclasses.replace(problem, init=own, seed=seed, engine=name_of(engine))
         with isolated(seed):
             start = engine.start(member_problem)
         starts.append(start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from pyro_bnn.infer.engine import DrawCounts, Engine, Start
 from pyro_bnn.infer.mcmc.mclmc import MCLMC
 from pyro_bnn.infer.mcmc.members import train
 from pyro_bnn.infer.mcmc.sampling import MassMatrix
+from pyro_bnn.infer.own_weights import for_members
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
 from pyro_bnn.posterior.nature import Fault, PosteriorKind
@@ -102,4 +103,5 @@ class MILE(Engine[DrawsPosterior]):
         def lead(starts: Tensor) -> Tensor:
             return train(problem, starts, self.member_learning_rate)
 
+        problem = replace(problem, init=for_members(problem.init))
         return self._sampler().start_at(problem, asdict(self), lead)

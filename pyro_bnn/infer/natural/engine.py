@@ -55,7 +55,7 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
             default as many as ``num_steps``, of ``"auto"`` 2,000; 0 for a start at random weights.
             From random weights the KL may switch hidden units off before they have found a use, and
             they stay off, which costs 1.4 nats a row on the UCI set energy. No such step is taken
-            where ``init`` is given.
+            where ``init`` is given; from the weights of a trained network they are.
     """
 
     @abstractmethod
@@ -90,6 +90,6 @@ class NaturalEngine(NaturalOptions, Engine[GuidePosterior]):
         problem.warn_of_held_parameters()
         prior = GaussianPrior.of(program, problem.engine)
         centre = starting_mean(program, problem.init, problem.seed)
-        num_descent = self.planned_descent if problem.init is None else 0
+        num_descent = 0 if problem.is_led else self.planned_descent
         make = functools.partial(self._make_run(), self, problem, prior, centre, num_descent)
         return Start(problem, asdict(self), make)

@@ -100,7 +100,7 @@ class Chains(Run[DrawsPosterior]):
             path=saves.compile_path,
             num_steps=self.num_steps,
         )
-        goes_down = problem.init is None or method.control == "mode"
+        goes_down = not problem.is_led or method.control == "mode"
         self.warm_up = WarmUp(
             self.chains, z, goes_down=goes_down, sites=problem.joint.sites, seed=problem.seed
         )

@@ -230,7 +230,7 @@ def _take_values(problem: Facts) -> None:
     Raises:
         OptionError: If there is nothing to take.
     """
-    if problem.init is None:
+    if not problem.is_led:
         return
     if not problem.joint.params:
         raise OptionError(

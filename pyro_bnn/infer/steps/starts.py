@@ -12,7 +12,8 @@ from torch import Tensor
 from pyro_bnn.errors import DivergenceError
 from pyro_bnn.guides import Guide
 from pyro_bnn.infer.inputs import Init
-from pyro_bnn.infer.starting_points import at_medians, starting_points
+from pyro_bnn.infer.own_weights import OwnWeights
+from pyro_bnn.infer.starting_points import at_medians, own_start, starting_points
 from pyro_bnn.infer.steps.potentials import TargetDensity
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.handlers import without_validation
@@ -20,8 +21,12 @@ from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
 
+FIRST_CHAIN = "The first chain"
+NEAR_IT = ", the others near it, so that R-hat compares chains of one place"
+OWN = 2_000  # a stream of random numbers
 MAX_STARTS = 20  # tries for each chain
 MORE_STARTS = 200  # of a plain model, which may be possible at few of its starts
+NEAR = 0.1  # of the root mean square of a site's weights, by which chains start around them
 KNOWN_DRAWS = 200  # of a Gaussian that chains start at, for their first mass matrix
 
 
@@ -32,7 +37,9 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
         target: The density that the chains sample.
         init: Values to start at. Sites that it leaves out (by default all) start at draws from the
             prior, another draw for each chain. Their scales start at the medians of a few draws:
-            steps from a noise scale far below its median would be too short to come back.
+            steps from a noise scale far below its median would be too short to come back. Of the
+            weights of the network itself all chains but the first start near, each site off by
+            normal draws of a tenth of its root mean square.
         num_chains: Number of chains C.
         seed: Seed of the draws.
 
@@ -50,7 +57,7 @@ def find_starts(target: TargetDensity, init: Init, num_chains: int, seed: int) -
         with isolated(attempt_seed), without_validation():
             prior = program.prior_draws(num_chains, seed=attempt_seed)
             prior = at_medians(program, prior, seed)
-            candidates = _candidates(program, init, prior, seed + attempt)
+            candidates = _candidates(program, init, prior, seed + attempt, is_first=not attempt)
             points = torch.where(missing.unsqueeze(-1), candidates, points)
             value, grad = potential(points, *data)
         missing = ~(value.isfinite() & grad.isfinite().all(-1))
@@ -84,13 +91,36 @@ def known_before(target: TargetDensity, init: Init, seed: int) -> tuple[Tensor, 
     return z, potential(z, *data)[1]
 
 
-def _candidates(program: Joint, init: Init, prior: Tensor, seed: int) -> Tensor:
+def _candidates(program: Joint, init: Init, prior: Tensor, seed: int, *, is_first: bool) -> Tensor:
     """Points ``[C, P]`` from ``init``, and from draws of the prior ``[C, P]`` for the rest."""
     if init is None:
         return prior
     if isinstance(init, SitePosterior):
         return starting_points(program, init, len(prior), seed)
+    if isinstance(init, OwnWeights):
+        return _around_own(program, init, prior, seed, is_first=is_first)
     return torch.cat([starting_points(program, init, 1, seed, default=row) for row in prior])
+
+
+def _around_own(
+    program: Joint, init: OwnWeights, prior: Tensor, seed: int, *, is_first: bool
+) -> Tensor:
+    """Points ``[C, P]`` at a network's own weights, at first the first chain's, and near them."""
+    own, known = own_start(program, init)
+    if not bool(known.any()):
+        return prior
+    if init.others_at_prior:
+        return torch.cat([torch.where(known, own, prior[:1]), prior[1:]])
+    init.tell(*((FIRST_CHAIN, NEAR_IT) if len(prior) > 1 else ("The chain",)))
+    sizes = torch.zeros_like(own)
+    for site in program.sites:
+        entries = slice(site.start, site.stop)
+        sizes[entries] = own[entries].square().mean().sqrt()
+    generator = torch.Generator().manual_seed(stream_seed(seed, OWN))
+    noise = torch.randn(prior.shape, generator=generator, dtype=torch.float64).to(prior)
+    if is_first:
+        noise[0] = 0.0
+    return torch.where(known, own + NEAR * sizes * noise, prior)
 
 
 def _not_finite(program: Joint, z: Tensor, args: Sequence[Any] | None) -> list[str]:

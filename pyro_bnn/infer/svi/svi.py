@@ -189,9 +189,10 @@ class SVI(SVIOptions, Engine[Posterior]):
         set_up(guide, program)
         self.check_rows(guide, problem)
         program.prepare(guide)
-        start_guide(guide, program, problem.init, problem.seed)
+        if is_new or problem.is_led:
+            start_guide(guide, program, problem.init, problem.seed)
 
-        is_fresh = is_new and problem.init is None
+        is_fresh = is_new and not problem.is_led
 
         def start_values(number: int) -> dict[str, Tensor]:
             """Of the guide's parameters at another start."""
@@ -231,7 +232,7 @@ class SVI(SVIOptions, Engine[Posterior]):
                 f'estimator="{self.estimator}" is not built for guides of stock Pyro: take '
                 "guides.AutoNormal of this package"
             )
-        if problem.init is not None or self.patience is not None or self.per_example_draws:
+        if problem.is_led or self.patience is not None or self.per_example_draws:
             raise OptionError(
                 "init, patience and per_example_draws are not built for guides of stock Pyro: "
                 "leave them at their defaults, and start the guide with its own init_loc_fn"

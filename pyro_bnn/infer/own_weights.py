@@ -1,0 +1,86 @@
+"""The weights of a trained network, at which fits of the model that is made of it start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from torch import Tensor
+
+from pyro_bnn.errors import OptionError
+from pyro_bnn.handled import module_of
+from pyro_bnn.models import BayesianModule
+from pyro_bnn.program.handlers import Model
+
+logger = logging.getLogger("pyro_bnn")
+
+PRIOR = "prior"  # as init: a draw of it
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class OwnWeights:
+    """Where a fit starts that was given no ``init``: at the weights of ``bayesian(net)``.
+
+    Attributes:
+        weights: Of each parameter that is sampled, by name.
+        others_at_prior: Whether all chains but the first start at draws from the prior, and not
+            near the weights.
+        is_told: Whether the user knows.
+    """
+
+    weights: Mapping[str, Tensor]
+    others_at_prior: bool = False
+    is_told: bool = False
+
+    def tell(self, what: str, others: str = "") -> None:
+        """Say it once, in a line.
+
+        Args:
+            what: What starts there.
+            others: Where the others start.
+        """
+        if not self.is_told:
+            self.is_told = True
+            logger.warning(
+                '%s starts at the weights of the network itself%s; init="prior" starts at draws '
+                "from the prior",
+                what,
+                others,
+            )
+
+
+def chosen_init(model: Model, init: T) -> T:
+    """Where a run starts: at ``init``, else at the weights of a trained network, else None.
+
+    Args:
+        model: The model, of which a module inside may be of ``bayesian(net)``.
+        init: As the user gave it; ``"prior"`` for a draw, which is None from here on.
+
+    Raises:
+        OptionError: If it is another word.
+    """
+    if isinstance(init, str):
+        if init != PRIOR:
+            raise OptionError(
+                f'init="{init}" is no start: take "prior", a posterior, a trained torch module, or '
+                "values of sites"
+            )
+        return cast(T, None)
+    if init is not None:
+        return init
+    module = module_of(model)
+    modules = () if module is None else module.modules()
+    nets = [each for each in modules if isinstance(each, BayesianModule) and each.is_trained]
+    weights = {name: value for net in nets for name, value in net.own_weights().items()}
+    return cast(T, OwnWeights(weights) if weights else None)
+
+
+def for_members(init: T) -> T:
+    """The same for members that are to differ: of all but the first a draw from the prior."""
+    if not isinstance(init, OwnWeights):
+        return init
+    init.tell("The first member", ", the others at draws from the prior")
+    return cast(T, replace(init, others_at_prior=True))
