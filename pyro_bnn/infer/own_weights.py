@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from pyro_bnn.program.handlers import Model
 
 logger = logging.getLogger("pyro_bnn")
 
-PRIOR = "prior"  # as init: a draw of it
+PRIOR: Literal["prior"] = "prior"  # as init: a draw of it
 T = TypeVar("T")
 
 

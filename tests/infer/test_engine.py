@@ -170,7 +170,9 @@ def test_unknown_sites_and_wrong_shapes_are_refused() -> None:
 
 
 def test_other_kinds_of_start_are_refused() -> None:
-    with pytest.raises(OptionError, match="init is a Posterior, a trained torch module or a dict"):
+    with pytest.raises(
+        OptionError, match="init is a Posterior, a trained torch module, a dict of sites"
+    ):
         starting_points(linear_program(), [1.0], 1, seed=0)  # type: ignore[arg-type]
 
 

@@ -260,7 +260,7 @@ def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
     [
         ({"resume": True}, "resume=True needs checkpoint='folder'"),
         ({"seed": -1}, "seed is an integer of at least 0, not -1"),
-        ({"init": 3}, "init is a Posterior, a trained torch module or a dict of sites, not int"),
+        ({"init": 3}, 'a trained torch module, a dict of sites or "prior", not int'),
     ],
 )
 def test_bad_options_of_a_run_are_refused(

@@ -137,7 +137,7 @@ def test_chains_start_at_different_stored_draws_of_all_chains() -> None:
     [
         ({"weight": X}, SiteError, "init holds 'weight', but the model's sites are"),
         (nn.Linear(1, 5), SiteError, "fit the model neither by name nor by order"),
-        ([X], OptionError, "init is a Posterior, a trained torch module or a dict of sites, not"),
+        ([X], OptionError, 'a trained torch module, a dict of sites or "prior", not list'),
     ],
 )
 def test_what_does_not_fit_is_refused(init: Any, error: type[Exception], text: str) -> None:

@@ -23,6 +23,7 @@ from pyro_bnn.infer.ensembles.members import require_weights
 from pyro_bnn.infer.ensembles.subspace_model import SubspaceModel
 from pyro_bnn.infer.ensembles.swag import BATCH_SIZE, SWAG
 from pyro_bnn.infer.mcmc.nuts import NUTS
+from pyro_bnn.infer.own_weights import PRIOR
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run
 from pyro_bnn.infer.steps.adam import PlainAdam
@@ -174,8 +175,9 @@ class Subspace(Engine[DrawsPosterior]):
         around = dataclasses.replace(self.around, scale=1.0)
         found: Any = problem.init
         if not (isinstance(found, GuidePosterior) and found.method == SWAG.__name__):
+            start = PRIOR if found is None else found  # the weights of the network were in it
             found = around.run(
-                problem.model, problem.data, init=problem.init, seed=seed, progress=progress
+                problem.model, problem.data, init=start, seed=seed, progress=progress
             )
         guide = found.guide
         assert isinstance(guide, AutoLowRankMultivariateNormal)
