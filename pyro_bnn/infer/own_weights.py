@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor
 
@@ -52,7 +52,7 @@ class OwnWeights:
             )
 
 
-def chosen_init(model: Model, init: T) -> T:
+def chosen_init(model: Model, init: object) -> Any:
     """Where a run starts: at ``init``, else at the weights of a trained network, else None.
 
     Args:
@@ -68,14 +68,14 @@ def chosen_init(model: Model, init: T) -> T:
                 f'init="{init}" is no start: take "prior", a posterior, a trained torch module, or '
                 "values of sites"
             )
-        return cast(T, None)
+        return None
     if init is not None:
         return init
     module = module_of(model)
     modules = () if module is None else module.modules()
     nets = [each for each in modules if isinstance(each, BayesianModule) and each.is_trained]
     weights = {name: value for net in nets for name, value in net.own_weights().items()}
-    return cast(T, OwnWeights(weights) if weights else None)
+    return OwnWeights(weights) if weights else None
 
 
 def for_members(init: T) -> T:

@@ -69,7 +69,7 @@ def _is_as_made(module: nn.Module, name: str, value: Tensor) -> bool | None:
     if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear and name == "bias":
         return not bool(value.any())  # of attention
     if isinstance(module, UNIFORM) and name in ("weight", "bias"):
-        weight = module._parameters.get("weight")  # None where it is parametrised
+        weight = getattr(module, "weight", None)  # where it is parametrised, computed
         return (
             None if weight is None else _is_uniform(value, 1 / math.sqrt(_inputs(module, weight)))
         )
