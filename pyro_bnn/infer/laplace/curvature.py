@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -96,7 +97,7 @@ class CurvatureOf:
             found = self._terms(at.unsqueeze(0), rows).curvature
             assert found is not None
             return found.double()
-        each = self._terms.roots(at, rows)  # [B, K, P'] of some rows
+        each = self._told(self._terms.roots(at, rows))  # [B, K, P'] of some rows
         if self.structure == "kron":
             weights = self._terms.weights(at, rows.x)
             return factors_of(layers_with_bias(self._sites()), each, weights)
@@ -117,6 +118,12 @@ class CurvatureOf:
             some = roots.flatten(0, 1).double()
             total = total + (some.mT @ some if self.structure == "full" else some.square().sum(0))
         return total
+
+    def _told(self, each: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The same, with the bar told of their rows."""
+        for some in each:
+            yield some
+            self.objective.bar.rows(len(some))
 
     def with_prior(
         self, of_data: Any, z: Tensor, *, is_mode: bool = True

@@ -22,7 +22,9 @@ from pyro_bnn.infer.curvature.rows import NewtonCurvature
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.laplace import evidence
+from pyro_bnn.infer.laplace.bar import Bar
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
+from pyro_bnn.infer.laplace.head import HeadAlone, HeadAtMode, head_of, is_convex
 from pyro_bnn.infer.laplace.hessian import HessianOf
 from pyro_bnn.infer.laplace.mode import (
     ALONG_KINKS,
@@ -33,6 +35,7 @@ from pyro_bnn.infer.laplace.mode import (
     settle,
 )
 from pyro_bnn.infer.laplace.subset import Subset, entries_of, guide_of, set_guide
+from pyro_bnn.infer.laplace.way import AnyWay, Way
 from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.infer.steps.descent import LEARNING_RATE
 from pyro_bnn.infer.svi.svi import SVI
@@ -43,6 +46,7 @@ from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.laplace_draws import LaplaceDraws
 from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.priors.hierarchy import hierarchies
+from pyro_bnn.program.head import Head
 from pyro_bnn.program.joint import Joint
 
 logger = logging.getLogger("pyro_bnn")
@@ -217,11 +221,18 @@ class Laplace(Engine[GuidePosterior]):
         _check_hierarchies(problem)
         prior = GaussianPrior.of(program, problem.engine)
         guide = started(AutoDelta, problem)
+        structure, head = self._structure_on_the_way(program), head_of(program)
+        if head is not None and (head.has_bias or self.structure != "kron"):
+            if is_convex(program, head, prior) and not isinstance(self.subset, int):
+                of_head = HeadAlone(program, problem.rows, prior, head, self.structure, self.rank)
+                is_trained = any(value.requires_grad for value in program.params.values())
+                return self._start_at(guide, problem, of_head, steps=NUM_STEPS if is_trained else 0)
+        else:
+            head = None
         objective = MinusLogJoint(program, problem.rows, prior)
-        structure = self._structure_on_the_way(program)
         on_the_way = CurvatureOf(objective, structure, self.curvature, self.rank)
         objective.chunk = on_the_way.chunk
-        return self._start_at(guide, problem, on_the_way)
+        return self._start_at(guide, problem, self._way(on_the_way, problem.joint, head))
 
     def start_call(self, problem: CallProblem) -> Start:
         """The same of any model, with the Hessian of its log joint; see the base class.
@@ -238,7 +249,7 @@ class Laplace(Engine[GuidePosterior]):
         objective = MinusLogJoint(joint, problem.rows, GaussianPrior(none, none))
         on_the_way = HessianOf(objective, self._structure_on_the_way(joint))
         of_draws = replace(self, predictive="weights")  # there is no f to linearise
-        return of_draws._start_at(guide, problem, on_the_way)
+        return of_draws._start_at(guide, problem, self._way(on_the_way, joint, None))
 
     def _check_call(self) -> None:
         """Refuse what needs a network or rows.
@@ -272,19 +283,35 @@ class Laplace(Engine[GuidePosterior]):
             return "full"
         return "diagonal" if self.subset != "all" else self.structure
 
+    def _way(
+        self, on_the_way: CurvatureOf | HessianOf, joint: Joint, head: Head | None
+    ) -> Way | HeadAtMode:
+        """The precisions of a run: on the way to the mode, and there.
+
+        Args:
+            on_the_way: That by which the mode is found.
+            joint: The model.
+            head: Its head, where it has one.
+        """
+        if isinstance(self.subset, int):
+            entries_of(joint, self.subset, self.structure)
+            return Way(on_the_way, None)
+        entries = entries_of(joint, self.subset, self.structure)
+        if entries is None:
+            is_same = on_the_way.structure == self.structure
+            return Way(on_the_way, on_the_way if is_same else on_the_way.like(self.structure, None))
+        if head is not None and isinstance(on_the_way, CurvatureOf) and head.is_of(entries):
+            return HeadAtMode(on_the_way, head, self.structure, self.rank, entries)
+        return Way(on_the_way, on_the_way.like(self.structure, entries))
+
     def _start_at(
-        self, guide: AutoDelta, problem: Facts, on_the_way: CurvatureOf | HessianOf
+        self, guide: AutoDelta, problem: Facts, way: AnyWay, *, steps: int = NUM_STEPS
     ) -> Start:
-        """A run from a point, by the precision that leads to the mode."""
+        """A run from a point, of so many steps where the user names none."""
         num_steps = self.num_steps
         if num_steps is None:
-            num_steps = 0 if _is_at_a_mode(problem.init) else NUM_STEPS
-        entries = entries_of(problem.joint, self.subset, self.structure)
-        at_mode: CurvatureOf | HessianOf | None = None
-        if not isinstance(self.subset, int):
-            is_same = entries is None and on_the_way.structure == self.structure
-            at_mode = on_the_way if is_same else on_the_way.like(self.structure, entries)
-        make = functools.partial(LaplaceRun, self, num_steps, guide, problem, on_the_way, at_mode)
+            num_steps = 0 if _is_at_a_mode(problem.init) else steps
+        make = functools.partial(LaplaceRun, self, num_steps, guide, problem, way)
         return Start(problem, asdict(self) | {"num_steps": num_steps}, make)
 
 
@@ -321,8 +348,7 @@ class LaplaceRun(Training):
         num_steps: Steps of Adam.
         guide: The point that they move.
         problem: Model and data.
-        on_the_way: The precision by which the mode is found.
-        at_mode: That of the Gaussian; None where its entries are to be found.
+        way: The precisions by which the mode is found, and of the Gaussian there.
         saves: The checkpoint, which says how the run that is resumed computes.
 
     Attributes:
@@ -335,8 +361,7 @@ class LaplaceRun(Training):
         num_steps: int,
         guide: AutoDelta,
         problem: Facts,
-        on_the_way: CurvatureOf | HessianOf,
-        at_mode: CurvatureOf | HessianOf | None,
+        way: AnyWay,
         saves: Checkpoint,
     ) -> None:
         super().__init__(
@@ -348,7 +373,7 @@ class LaplaceRun(Training):
             compile_path=saves.compile_path,
         )
         self.engine, self.num_steps, self.title = engine, num_steps, type(engine).__name__
-        self._on_the_way, self._at_mode = on_the_way, at_mode
+        self._way, self._bar = way, Bar(self.title, show=problem.progress)
         self.approximation: tuple[Guide, dict[str, Any]] | None = None
         if not num_steps:
             self.compile_path = "eager"
@@ -360,8 +385,18 @@ class LaplaceRun(Training):
             DivergenceError: If it is no mode.
         """
         super().finish()
-        engine, program, objective = self.engine, self.program, self._on_the_way.objective
-        mode = polish(objective, self._on_the_way, self.guide.centre().double())
+        try:
+            self._find()
+        finally:
+            self._bar.close()
+
+    def _find(self) -> None:
+        engine, program, z = self.engine, self.program, self.guide.centre().double()
+        self._bar.phase("features" if isinstance(self._way, HeadAlone) else "mode")
+        self._on_the_way = self._way.to_mode(z, self._bar)
+        objective = self._on_the_way.objective
+        self._bar.phase("mode")
+        mode = polish(objective, self._on_the_way, z)
         scales: dict[str, float] = {}
         if engine.prior_scales == "evidence":
             mode, scales = self._with_evidence(objective, mode)
@@ -376,6 +411,7 @@ class LaplaceRun(Training):
                 ALONG_KINKS,
                 mode.decrement,
             )
+        self._bar.phase("curvature")
         q, entries = self._precision_of(mode)
         guide = new_guide(functools.partial(guide_of, q, engine.subset, entries), program)
         set_guide(guide, q, entries, mode.z)
@@ -386,7 +422,7 @@ class LaplaceRun(Training):
 
     def _precision_of(self, mode: PolishedMode) -> tuple[Any, Tensor | None]:
         """The precision at a mode, and the entries ``[P']`` that it is over, None for all."""
-        engine, at_mode = self.engine, self._at_mode
+        engine, at_mode = self.engine, self._way.at_mode(mode.z)
         if at_mode is None:
             assert isinstance(engine.subset, int)
             diagonal = self._on_the_way.like("diagonal", None)
@@ -428,6 +464,12 @@ class LaplaceRun(Training):
             f"where {FARTHEST} are allowed, most of {', '.join(farthest)}. Raise num_steps, or "
             "take init=, a trained posterior; a density without bound has no mode"
         )
+
+    def show(self, bar: Any) -> None:
+        """The bar of the steps ends with them: those of the polish follow."""
+        super().show(bar)
+        if self.is_done:
+            bar.close()
 
     def posterior(self, problem: Facts, saves: Checkpoint) -> GuideDraws:
         """The Gaussian; before the last step the point that was reached."""

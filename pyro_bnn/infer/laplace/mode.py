@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_bnn.capture.captured import Captured
 from pyro_bnn.handled import model_name
 from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior, normal_entries
+from pyro_bnn.infer.laplace.bar import Bar
 from pyro_bnn.infer.steps.descent import Descent
 from pyro_bnn.program.batched import plain_attention
 from pyro_bnn.program.joint import Joint
@@ -70,10 +71,14 @@ class MinusLogJoint(Generic[J_co]):
         factors: Of the precisions of that part ``[P]``, 1 for the model's own.
         others: Which entries ``[P]`` have a prior that is no Gaussian.
         params: Values of the point-estimated parameters.
+        bar: Where it is told which rows are read.
+        is_convex: Whether it is known to have no saddle.
     """
 
+    is_convex: ClassVar[bool] = False
+
     def __init__(self, program: J_co, rows: Batch, prior: GaussianPrior) -> None:
-        self.program, self.rows, self.chunk = program, rows, len(rows.x)
+        self.program, self.rows, self.chunk, self.bar = program, rows, len(rows.x), Bar()
         self.loc, self.precision = prior.loc.double(), prior.precision.double()
         self.factors = torch.ones_like(self.precision)
         self.others = normal_entries(program)[1].isnan()
@@ -83,7 +88,7 @@ class MinusLogJoint(Generic[J_co]):
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Value ``[]`` and gradient ``[P]`` at z ``[P]``, by a graph that many calls repay."""
         at = z.to(self.program.dtype)
-        return self._summed([self._replayed(at, *chunk) for chunk in self._chunks()], z)
+        return self._summed([self._replayed(at, *chunk) for chunk in self._read()], z)
 
     def hessian_at(self, z: Tensor) -> Callable[[Tensor], Tensor]:
         """What gives the Hessian at z ``[P]`` times v ``[P]``."""
@@ -103,6 +108,11 @@ class MinusLogJoint(Generic[J_co]):
     def _chunks(self) -> list[tuple[Tensor, Tensor]]:
         x, y = self.rows
         return list(zip(x.split(self.chunk), y.split(self.chunk), strict=True))
+
+    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for chunk in self._chunks():
+            yield chunk
+            self.bar.rows(len(chunk[0]))
 
     def _hessian_of(self, z: Tensor, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         """The Hessian of a chunk as a product; it is symmetric."""
@@ -180,11 +190,12 @@ def polish(
         precision = precision_at(z)
         value, gradient = objective(z)
         mode = PolishedMode(z, value, 0.5 * gradient * precision.solve(gradient), gain)
+        objective.bar.nats(mode.decrement)
         rounding = ROUNDING * torch.finfo(objective.program.dtype).eps * float(1 + value.abs())
         if mode.decrement < rounding:
             mode, is_settled = mode._replace(gain=0.0), True
         if is_settled:
-            lower = _beyond_saddle(objective, precision, z)
+            lower = None if objective.is_convex else _beyond_saddle(objective, precision, z)
             if lower is None:
                 break
             z, is_settled = lower, False
