@@ -90,22 +90,36 @@ def factors_of(
     return Factors(diagonal, [(i.to(diagonal.device), G, A / max(n, TINY)) for i, G, A, n in found])
 
 
+class _OfColumns(NamedTuple):
+    """Eigenvalues and eigenvectors of the products A of a layer's inputs over the prior's roots."""
+
+    A: Tensor
+    root: Tensor
+    values: Tensor
+    vectors: Tensor
+
+
 class Kronecker:
     """A precision of Kronecker factors plus that of a prior, and of other entries a diagonal.
 
     Args:
         of_data: The factors.
         prior: Precisions ``[P]`` of the prior, the same for all rows of a layer.
+        known: What was computed of the inputs' products of earlier ones, by the number of a layer,
+            and is of these where the products and the prior are the same; it is brought up to date.
 
     Raises:
         SiteError: If the prior of a layer differs between its rows.
     """
 
-    def __init__(self, of_data: Factors, prior: Tensor) -> None:
+    def __init__(
+        self, of_data: Factors, prior: Tensor, known: dict[int, _OfColumns] | None = None
+    ) -> None:
         self.noise_dim = len(prior)
         self._diagonal = of_data.diagonal + prior
         self._layers = []
-        for index, G, A in of_data.layers:
+        known = {} if known is None else known
+        for number, (index, G, A) in enumerate(of_data.layers):
             own = prior[index]
             if not torch.allclose(own, own[:1].expand_as(own), rtol=1e-6):
                 raise SiteError(
@@ -114,7 +128,11 @@ class Kronecker:
                 )
             root = own[0].sqrt()
             of_rows, U = torch.linalg.eigh(G)
-            of_columns, V = torch.linalg.eigh(A / root / root.unsqueeze(-1))
+            columns = known.get(number)
+            if columns is None or columns.A is not A or not torch.equal(columns.root, root):
+                scaled = A / root / root.unsqueeze(-1)
+                columns = known[number] = _OfColumns(A, root, *torch.linalg.eigh(scaled))
+            of_columns, V = columns.values, columns.vectors
             products = of_rows.clamp(min=0).unsqueeze(-1) * of_columns.clamp(min=0)
             self._layers.append((index, U, V / root.unsqueeze(-1), 1 + products, root))
 

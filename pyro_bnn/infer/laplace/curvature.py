@@ -52,6 +52,7 @@ class CurvatureOf:
         if structure == "full":
             require_size(size, '"kron", "low_rank" or "diagonal", or subset="last_layer"')
         self.entries, self._curvature = entries, curvature
+        self._known: dict[int, Any] = {}  # of Kronecker factors that stay
         self._last: tuple[Tensor, Any] | None = None  # the point asked for last, and its answer
         self._terms = RowTermsOf(
             program,
@@ -131,7 +132,7 @@ class CurvatureOf:
         """The precision of a curvature of the data, with the prior's at z; see :meth:`__call__`."""
         prior, bend = self.prior_precision(z)
         if isinstance(of_data, Factors):
-            return Kronecker(of_data, prior)
+            return Kronecker(of_data, prior, self._known)
         if self.structure == "full":
             matrix = of_data + prior.diag()
             if bend is not None:

@@ -164,7 +164,7 @@ class HeadCurvature(CurvatureOf):
         self.objective, self.structure, self.rank = objective, structure, rank
         self.features, self.entries = features, entries
         self._curvature = "ggn"  # which is the Hessian here
-        self._last = None
+        self._last, self._known = None, {}
         if structure == "full":
             require_size(features.head.entries.numel(), OTHERS)
 
