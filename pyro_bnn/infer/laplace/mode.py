@@ -90,6 +90,10 @@ class MinusLogJoint(Generic[J_co]):
         at = z.to(self.program.dtype)
         return self._summed([self._replayed(at, *chunk) for chunk in self._read()], z)
 
+    def rounding(self, value: Tensor) -> float:
+        """What rounding may hide of a value, nats."""
+        return ROUNDING * torch.finfo(self.program.dtype).eps * float(1 + value.abs())
+
     def hessian_at(self, z: Tensor) -> Callable[[Tensor], Tensor]:
         """What gives the Hessian at z ``[P]`` times v ``[P]``."""
         at = z.to(self.program.dtype)
@@ -191,7 +195,7 @@ def polish(
         value, gradient = objective(z)
         mode = PolishedMode(z, value, 0.5 * gradient * precision.solve(gradient), gain)
         objective.bar.nats(mode.decrement)
-        rounding = ROUNDING * torch.finfo(objective.program.dtype).eps * float(1 + value.abs())
+        rounding = objective.rounding(value)
         if mode.decrement < rounding:
             mode, is_settled = mode._replace(gain=0.0), True
         if is_settled:
@@ -213,7 +217,7 @@ def settle(
     The gradient of one side of a kink leads over it to a higher point, so that L-BFGS stands still
     there. Averages of the gradients of both sides lead along it. A mode stays where it is.
     """
-    if mode.decrement < FARTHEST:
+    if mode.decrement < FARTHEST or objective.is_convex:  # and smooth: rounding is what is left
         return mode
     z, gain = mode.z, mode.gain
     for rate in RATES:
