@@ -312,7 +312,7 @@ def _of_training(fit: SavedFit, z: Draws, seed: int, at_once: int) -> Uncertaint
     if same_seed and len(z) == posterior.count(None):
         return fit.uncertainty
     x = torch.as_tensor(fit.novelty.x, dtype=torch.float32)
-    x = x.reshape(-1, *posterior.program.example.x.shape[1:])
+    x = x.reshape(-1, *posterior.program.example_x.shape[1:])
     blocks = (_predict(fit, rows, z, seed) for rows in x.split(at_once))
     num_targets = len(fit.target_names or (1,))
     num_rows = len(x) if len(x) < fit.num_rows else None
@@ -353,7 +353,7 @@ def _in_its_units(fit: SavedFit, x: Tensor) -> Tensor:
     Images ``[N, C, H, W]`` are rows of C, then H, then W pixels in a file.
     """
     posterior = fit.posterior
-    x = x.reshape(-1, *posterior.program.example.x.shape[1:])
+    x = x.reshape(-1, *posterior.program.example_x.shape[1:])
     inputs = posterior.provenance.inputs
     return x if inputs is None else inputs.transform(x)
 

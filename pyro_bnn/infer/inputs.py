@@ -18,6 +18,7 @@ from pyro_bnn.handled import module_of
 from pyro_bnn.infer.own_weights import OwnWeights
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.features import Memo
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
@@ -62,14 +63,14 @@ def as_dataset(data: FitData) -> Dataset:
     )
 
 
-def program_of(model: Model, data: Dataset) -> Program:
-    """The program of a model on all rows of its data.
+def program_of(model: Model, data: Dataset, memo: Memo | None = None) -> Program:
+    """The program of a model on all rows of its data; see :class:`Program`.
 
     Raises:
         DataError: If y holds classes, with names or as text, and the likelihood is over numbers.
         ModelError, ShapeError, SiteError: As :class:`pyro_bnn.program.Program`.
     """
-    program = Program(model, data.x, data.y)
+    program = Program(model, data.x, data.y, memo=memo)
     if data.class_names is not None:
         fn, _ = program.observed(program.initial, program.example.x)
         if not base_distribution(fn).support.is_discrete:

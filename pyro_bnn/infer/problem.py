@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ from pyro_bnn.posterior.nature import Nature
 from pyro_bnn.posterior.particle_posterior import ParticlePosterior
 from pyro_bnn.posterior.provenance import Provenance, of_data
 from pyro_bnn.program.device import gpu_name
+from pyro_bnn.program.features import Memo
 from pyro_bnn.program.handlers import Model
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
@@ -203,6 +204,7 @@ class Problem(Facts):
         engine: Name of the engine.
         progress: Whether a run shows how far it is.
         declare: What the engine declares of a posterior of given options; None where there is none.
+        memo: The features of a frozen body, once for all problems that are made of this one.
     """
 
     model: Model
@@ -213,6 +215,7 @@ class Problem(Facts):
     engine: str
     progress: bool = False
     declare: Callable[[Mapping[str, Any]], Nature] | None = None
+    memo: Memo = field(default_factory=Memo)
 
     @cached_property
     def program(self) -> Program:
@@ -222,16 +225,20 @@ class Problem(Facts):
             DataError: If y holds classes, and the likelihood is over numbers.
             ModelError, ShapeError, SiteError: As :class:`pyro_bnn.program.Program`.
         """
-        return program_of(self.model, self.dataset)
+        return program_of(self.model, self.dataset, self.memo)
 
     @cached_property
-    def _rows(self) -> Batch:
-        return self.program.batch(self.dataset.x, self.dataset.y)
+    def _rows(self) -> dict[int, Batch]:
+        return {}
 
     @property
     def rows(self) -> Batch:
         """All rows, where and as the program computes."""
-        return self._rows
+        times_set = self.program.times_set  # features are those of the body as it is now
+        if times_set not in self._rows:
+            self._rows.clear()
+            self._rows[times_set] = self.program.batch(self.dataset.x, self.dataset.y)
+        return self._rows[times_set]
 
     def prior_draws(self, num_draws: int, seed: int) -> Tensor:
         """Draws z ``[S, P]`` from the prior."""

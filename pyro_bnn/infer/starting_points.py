@@ -137,10 +137,10 @@ def check_posterior(program: Joint, init: SitePosterior) -> None:
     theirs, ours = _listed(init.program), _listed(program)
     if theirs != ours:
         raise SiteError(f"init is a posterior over {theirs}, but the model has {ours}")
-    _set_params(program, init.params)
+    program.set_params(init.params)
     if not (isinstance(program, Program) and isinstance(init.program, Program)):
         return  # it has no f
-    f, init_f = (_outputs(each, program.example.x[:2]) for each in (program, init.program))
+    f, init_f = (_outputs(each, program.example_x) for each in (program, init.program))
     if f.shape != init_f.shape or not torch.allclose(
         f, init_f, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
     ):
@@ -155,7 +155,7 @@ def _outputs(program: Program, x: Tensor) -> Tensor:
     """The outputs f of some rows at one z, on the CPU; other networks have other outputs."""
     z = torch.arange(1, program.num_latents + 1).sin().to(program.initial)
     with torch.no_grad():
-        f = program.function(z, x.to(program.device), program.params)
+        f = program.function(z, program.inputs(x), program.params)
     return f.double().cpu()
 
 
@@ -174,7 +174,7 @@ def _module_values(program: Joint, module: nn.Module) -> dict[str, Tensor]:
             if param is not None and param.shape == value.shape:
                 params[param_name] = value
     if len(by_name) + len(params) == len(trained):
-        _set_params(program, params)
+        program.set_params(params)
         return _site_values(by_name, nested)
     weights = [site for site in program.sites if site.is_real and site.shape]
     if [site.shape for site in weights] != [value.shape for value in trained.values()]:
@@ -199,13 +199,6 @@ def _site_values(
 
 def _listed(program: Joint) -> str:
     return ", ".join(f"{site.name} {tuple(site.shape)}" for site in program.sites)
-
-
-def _set_params(program: Joint, values: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in values.items():
-            if name in program.params and program.params[name].shape == value.shape:
-                program.params[name].copy_(value)
 
 
 TOLERANCE = 1e-3  # of outputs at the same weights: dtypes and devices differ by less

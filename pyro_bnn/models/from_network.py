@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.models.fan_in import NORMS, places, suited_to_layers
+from pyro_bnn.models.frozen_body import FrozenBody, frozen_body
 from pyro_bnn.models.network import Network, module_list, require_rows
 from pyro_bnn.models.torch_module import plain_copy, torch_module
 from pyro_bnn.models.untrained import is_untrained
@@ -47,6 +48,8 @@ class BayesianModule(Network):
         point_estimates: Names of the parameters that stay point estimates.
     """
 
+    _bodies: tuple[FrozenBody, ...] = ()
+
     def __init__(
         self, net: nn.Module, priors: Priors | None, likelihood: Likelihood | None
     ) -> None:
@@ -75,8 +78,42 @@ class BayesianModule(Network):
         """The network's own values of the parameters that are sampled, by name."""
         return {name: self.net.get_buffer(self._places[name][0]) for name in self.sites}
 
+    def frozen_body(self, x: Tensor) -> FrozenBody | None:
+        """The part of the network that comes before all that is sampled or trained, if there is one.
+
+        From then on the model takes its features for x, too; what is frozen is what has
+        ``requires_grad`` off at this call.
+
+        Args:
+            x: Rows, or features of a body that was found before.
+        """
+        for known in self._bodies:
+            if known.are_features(x):
+                return known
+        parameters = self.net.named_parameters(remove_duplicate=False)
+        moving = [name for name, value in parameters if value.requires_grad]
+        moving += [name for names in self._places.values() for name in names]
+        body = frozen_body(self.net, moving, x, ndim=x.ndim + 1 + len(self._bodies))
+        if body is None:
+            return None
+        for known in self._bodies:
+            if known.is_same(body):
+                return known
+        self._bodies = (*self._bodies, body)
+        return body
+
+    def modules_before(self, x: Tensor) -> set[nn.Module]:
+        """The modules that do not run on x, as it is features that they made; else none."""
+        for body in self._bodies:
+            if body.are_features(x):
+                return set(self.net.modules()) - body.modules_of_rest()
+        return set()
+
     def network(self, x: Tensor) -> Tensor:
-        """Sample the matched parameters: the network's output f ``[N, F]`` at inputs x."""
+        """Sample the matched parameters: the network's output f ``[N, F]`` at inputs x.
+
+        x may be features of the :meth:`frozen_body`: then the rest of the network runs.
+        """
         values: dict[str, Tensor] = {}
         for name, prior in zip(self.sites, self.priors, strict=True):
             if isinstance(prior, Hierarchy):
@@ -85,6 +122,9 @@ class BayesianModule(Network):
                 infer: Any = {"start": self._starts[name]} if name in self._starts else {}
                 value = pyro.sample(name, prior(), infer=infer)
             values |= dict.fromkeys(self._places[name], value)
+        for body in self._bodies:
+            if body.are_features(x):
+                return require_rows(body.rest(x, values), x)
         f = torch.func.functional_call(self.net, values, (x,), tie_weights=False)
         return require_rows(f, x)
 

@@ -104,7 +104,7 @@ def save(
         provenance: How it came about.
         contents: What `guide_contents` or `draws_contents` gives.
     """
-    x, y = program.example
+    x, y = program.example_x, program.example.y
     header = _header(provenance)
     document: Document = {
         "format": FORMAT,
@@ -409,9 +409,7 @@ def _restore_params(program: Joint, params: dict[str, Tensor], path: Path) -> No
             f"{path} has the point-estimated parameters {', '.join(params) or '(none)'}, but this "
             f"model has {', '.join(program.params) or '(none)'}"
         )
-    with torch.no_grad():
-        for name, value in params.items():
-            program.params[name].copy_(value)
+    program.set_params(params)
 
 
 def _buffers(model: Model) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from pyro_bnn.errors import BNNError, ModelError, ShapeError, SiteError
 from pyro_bnn.handled import model_name, module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
+from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.failures import raise_plainly
 from pyro_bnn.program.handlers import (
@@ -77,7 +78,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor,
         ShapeError: If y does not fit the likelihood, or f would broadcast against it.
         SiteError: If a latent site is discrete, per row, or there is none.
     """
-    _check_modules(model)
+    _check_modules(model, x)
     if len(x) > FEW:  # seconds and gigabytes of 10,000 images; any refusal is that of all rows
         with contextlib.suppress(Exception):
             trace, matched, fn = _checked(model, x[:FEW], y[:FEW])
@@ -449,9 +450,10 @@ def _have_same_output(*traces: poutine.Trace) -> bool:
     return torch.allclose(f, again, rtol=0, atol=atol, equal_nan=True)
 
 
-def _check_modules(model: Model) -> None:
-    """Refuse modules that cannot be batched over draws."""
+def _check_modules(model: Model, x: Tensor) -> None:
+    """Refuse modules that cannot be batched over draws; a frozen body, done with x, need not be."""
     inner = module_of(model)
+    done = inner.modules_before(x) if isinstance(inner, BayesianModule) else set()
     for name, module in () if inner is None else inner.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             if module.running_mean is None:
@@ -477,7 +479,7 @@ def _check_modules(model: Model) -> None:
                 f"{name} is a {type(module).__name__} in training mode: f would be random given "
                 "the weights; take it out, or call .eval() on it"
             )
-        if isinstance(module, nn.RNNBase | nn.LSTMCell):
+        if isinstance(module, nn.RNNBase | nn.LSTMCell) and module not in done:
             raise ModelError(
                 f"{name} is a {type(module).__name__}, whose kernel cannot be batched over draws; "
                 "use pyro_bnn.layers.GRUCell, or a cell in plain operations"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_bnn import memory
+from pyro_bnn.errors import OutputError
 from pyro_bnn.files.mapped import MappedFile
+from pyro_bnn.handled import module_of
 from pyro_bnn.memory import CountBytes
+from pyro_bnn.models.from_network import BayesianModule
+from pyro_bnn.program.handlers import Model, unseen
+
+logger = logging.getLogger("pyro_bnn")
 
 FIRST_ROWS = 16  # of the chunk that tells what a row costs
 CHUNK_BYTES = 16 * memory.WORKING_SET  # that a chunk's intermediate results add up to
@@ -58,3 +66,109 @@ def _empty(first: Tensor, num_rows: int, most_bytes: int | None) -> Tensor:
     if num_bytes <= bound or first.device.type != "cpu":
         return first.new_empty(shape)
     return MappedFile(num_bytes, what="features").map(first.dtype).reshape(shape)
+
+
+class Known(NamedTuple):
+    """Features of some rows, and what they are of.
+
+    Attributes:
+        x: The rows.
+        values: Of the body, by name.
+        versions: Of x and of these values: how often torch has seen them change.
+        features: The features.
+    """
+
+    x: Tensor
+    values: Mapping[str, Tensor]
+    versions: list[int]
+    features: Tensor
+
+
+class Memo:
+    """The features that were computed last, for whoever asks for those of the same rows."""
+
+    def __init__(self) -> None:
+        self._known: Known | None = None
+
+    def find(self, x: Tensor, values: Mapping[str, Tensor]) -> Tensor | None:
+        """Features of these very rows, by a body of equal values; None where there are none."""
+        known = self._known
+        if known is None or known.x is not x or known.values.keys() != values.keys():
+            return None
+        if known.versions != _versions(known.x, known.values):
+            return None
+        same = all(torch.equal(value, values[name]) for name, value in known.values.items())
+        return known.features if same else None
+
+    def keep(self, x: Tensor, values: Mapping[str, Tensor], features: Tensor) -> None:
+        """Keep features in place of those before."""
+        self._known = Known(x, dict(values), _versions(x, values), features)
+
+    def __getstate__(self) -> dict[str, Any]:
+        known = self._known
+        if (
+            known is not None
+        ):  # what is in a file would be read into memory, and versions start anew
+            is_large = known.features.nbytes > memory.STORED_DRAWS
+            known = None if is_large else known._replace(versions=[0] * len(known.versions))
+        return {"_known": known}
+
+
+def _versions(x: Tensor, values: Mapping[str, Tensor]) -> list[int]:
+    tensors = (x, *values.values())
+    return [-1 if value.is_inference() else value._version for value in tensors]
+
+
+class Body:
+    """The frozen body of a model, if it has one.
+
+    Args:
+        model: Pyro model.
+        x: Rows, as the model takes them.
+        memo: Where features of the rows of a run are found again.
+    """
+
+    def __init__(self, model: Model, x: Tensor, memo: Memo | None) -> None:
+        inner = module_of(model)
+        self._cut = None
+        if isinstance(inner, BayesianModule):
+            with unseen(model):
+                self._cut = inner.frozen_body(x)
+        self._memo = memo
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memo": None}
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether features are to be made of rows: there is a body, and they are not features."""
+        return self._cut is not None and not self._cut.are_features(x)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether rows are features of the body."""
+        return self._cut is not None and self._cut.are_features(x)
+
+    def of(self, x: Tensor, values: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Features of rows, or the rows themselves where a disk has no room for these.
+
+        Args:
+            x: The rows, as the model takes them.
+            values: Parameters and buffers of the model, by name.
+            rows: The same as they were given, by which features are found again.
+        """
+        cut = self._cut
+        assert cut is not None
+        own = {
+            name.removeprefix("net."): value.detach()
+            for name, value in values.items()
+            if name.startswith("net.") and name.removeprefix("net.") not in cut.moving
+        }
+        if self._memo is not None and (known := self._memo.find(rows, own)) is not None:
+            return known
+        try:
+            made = features(lambda some: cut.features(some, own), x)
+        except OutputError as error:
+            logger.warning("the body of the network runs at every step, not once: %s", error)
+            return x
+        if self._memo is not None:
+            self._memo.keep(rows, own, made)
+        return made

@@ -215,6 +215,13 @@ class Joint:
         self.member_params = guide.member_params
         self.latents.closed_forms(guide.cauchy_sites, guide.marginal_family)
 
+    def set_params(self, values: Mapping[str, Tensor]) -> None:
+        """Give point-estimated parameters, of these names and shapes, other values."""
+        with torch.no_grad():
+            for name, value in values.items():
+                if name in self.params and self.params[name].shape == value.shape:
+                    self.params[name].copy_(value)
+
     @property
     def stated_params(self) -> tuple[str, ...]:
         """Names of the parameters by ``pyro.param``, whose values Pyro's parameter store has."""

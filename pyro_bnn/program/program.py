@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyro_bnn.data import Call
 from pyro_bnn.errors import DataError, ModelError, ShapeError
+from pyro_bnn.handled import module_of
 from pyro_bnn.likelihoods import match_observation
 from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.contract import (
@@ -28,6 +29,7 @@ from pyro_bnn.program.contract import (
 )
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.elbo import elbo
+from pyro_bnn.program.features import Body, Memo
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -71,6 +73,7 @@ class Program(Joint):
             read from them.
         y: Observations of these rows.
         num_data: Rows N of the whole data set, where these are some of them; default B.
+        memo: Where the features of a frozen body are kept for the next program of these rows.
 
     Raises:
         ModelError: If the model breaks the contract; the message shows the corrected lines.
@@ -82,15 +85,35 @@ class Program(Joint):
         x_dtype: Of the inputs: ``dtype``, or that of whole numbers which the model alone takes.
         likelihood_family: Class of the distribution of y.
         num_function_outputs: Columns F of f.
-        example: The first two rows.
+        example: The first two rows, of a frozen body their features.
+        example_x: Inputs of the first two rows.
+        times_set: How often point estimates were set, where features depend on them.
     """
 
-    def __init__(self, model: Model, x: Tensor, y: Tensor, *, num_data: int | None = None) -> None:
+    times_set = 0
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        *,
+        num_data: int | None = None,
+        memo: Memo | None = None,
+    ) -> None:
         if x.shape[0] != y.shape[0]:
             raise ShapeError(f"x has {x.shape[0]} rows, but y has {y.shape[0]}")
         self.dtype, self.device = dtype_and_device(model, x)
         self.x_dtype = input_dtype(model, x, self.dtype, self.device)
-        x, y = self.inputs(x), self._cast(y)
+        plain = self.plain_inputs(x)
+        self.example_x = plain[:2].clone()
+        self._body = Body(model, plain, memo)
+        if self._body.serves(plain):
+            module = module_of(model)
+            assert module is not None
+            own = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+            plain = self._body.of(plain, own, x)
+        x, y = plain, self._cast(y)
         self.num_data = x.shape[0] if num_data is None else num_data
         trace, y, num_traced = check_model(model, x, y)
         self._y_dtype = y.dtype
@@ -116,11 +139,28 @@ class Program(Joint):
         self.num_function_outputs = first.f.shape[1]
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Inputs in the dtype and on the device of the model.
+        """Inputs as the functions of rows take them: of a frozen body the features, once for all.
+
+        Features are taken as they are.
+
+        Raises:
+            DataError: If the model takes whole numbers alone and these are not.
+            ShapeError: If the body fails on x, whose columns are not those it was fitted to.
+        """
+        plain = self.plain_inputs(x)
+        if not self._body.serves(plain):
+            return plain
+        with explained(self.model, plain, self.example_x), self.snapshot.held():
+            return self._body.of(plain, {**self.snapshot.buffers, **self.params}, x)
+
+    def plain_inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the dtype and on the device of the model, which takes them, too.
 
         Raises:
             DataError: If the model takes whole numbers alone and these are not.
         """
+        if (body := getattr(self, "_body", None)) is not None and body.takes(x):
+            return x.to(self.device)
         is_rounded = x.is_floating_point() and not self.x_dtype.is_floating_point
         if is_rounded and bool((x != x.floor()).any()):
             raise DataError(
@@ -129,6 +169,13 @@ class Program(Joint):
             )
         # vmap refuses the layout of images whose channels came last
         return x.to(device=self.device, dtype=self.x_dtype).contiguous()
+
+    def set_params(self, values: Mapping[str, Tensor]) -> None:
+        """Give point-estimated parameters other values; those of a frozen body change features."""
+        super().set_params(values)
+        if self._body.serves(self.example_x):
+            self.times_set += 1
+            self.example = Batch(self.inputs(self.example_x), self.example.y)
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """Rows in the program's dtype and device, y in the shape the likelihood takes.

@@ -79,7 +79,7 @@ def local_products(
     """
     program = posterior.program
     point = to_tensor(x, "x").to(program.initial)
-    known = program.example.x.shape[1:]
+    known = program.example_x.shape[1:]
     if point.ndim != 1 or point.shape != known:
         raise ShapeError(
             f"x is one input of shape {list(known)}, and has shape {list(point.shape)}: pass x[0] "

@@ -78,7 +78,9 @@ def fgsm(
     for step in torch.as_tensor(epsilon).unique().tolist():
         check_positive("epsilon", step)
     x, y = (data.x, data.y) if isinstance(data, Dataset) else data
-    rows = posterior.program.batch(to_tensor(x, "x"), to_tensor(y, "y"))
+    program, inputs = posterior.program, to_tensor(x, "x")
+    y = program.batch(inputs, to_tensor(y, "y")).y
+    rows = Batch(program.plain_inputs(inputs), y)  # no features of a frozen body
     draws = posterior.draws(num_samples, seed)
     parts = zip(rows.x.split(ROWS), rows.y.split(ROWS), strict=True)
     gradient = torch.cat([_gradient(posterior, draws, Batch(*part)) for part in parts])

@@ -217,7 +217,8 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         with isolated(seed), unchanged(model):
             program, name = Program(model, x, example), type(self).__name__
             self._check(program, name)
-            target = of_each(program, [program.batch(x, y) for y in ys])
+            inputs = program.inputs(x)  # of a frozen body, once for all
+            target = of_each(program, [program.batch(inputs, y) for y in ys])
             starts = find_starts(target, None, len(ys), seed)
             saves = Checkpoint(
                 checkpoint,

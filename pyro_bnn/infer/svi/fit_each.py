@@ -90,8 +90,9 @@ def fit_each(
     """
     size = sum(p.numel() for p in _new_guide(svi, program, seed).parameters())
     at_once = max(min(AT_ONCE, NUMBERS // max(size, 1)), 1)
+    inputs = program.inputs(x)  # of a frozen body, once for all
     for start in range(0, len(ys), at_once):
-        batches = [program.batch(x, y) for y in ys[start : start + at_once]]
+        batches = [program.batch(inputs, y) for y in ys[start : start + at_once]]
         seeds = (derived_seed(seed, start + d) for d in range(len(batches)))
         guides = [_new_guide(svi, program, own) for own in seeds]
         with isolated(), unchanged(program.model):
