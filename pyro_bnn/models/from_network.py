@@ -79,7 +79,7 @@ class BayesianModule(Network):
         return {name: self.net.get_buffer(self._places[name][0]) for name in self.sites}
 
     def frozen_body(self, x: Tensor) -> FrozenBody | None:
-        """The part of the network that comes before all that is sampled or trained, if there is one.
+        """The part of the network before all that is sampled or trained, if there is one.
 
         From then on the model takes its features for x, too; what is frozen is what has
         ``requires_grad`` off at this call.

@@ -106,9 +106,7 @@ class Memo:
 
     def __getstate__(self) -> dict[str, Any]:
         known = self._known
-        if (
-            known is not None
-        ):  # what is in a file would be read into memory, and versions start anew
+        if known is not None:  # a copy would be in memory, and its versions start anew
             is_large = known.features.nbytes > memory.STORED_DRAWS
             known = None if is_large else known._replace(versions=[0] * len(known.versions))
         return {"_known": known}

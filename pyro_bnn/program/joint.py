@@ -41,7 +41,7 @@ from pyro_bnn.program.handlers import (
     trace_model,
 )
 from pyro_bnn.program.latents import Latents, sites_of_dependent_support, warn_of_circles
-from pyro_bnn.program.model_facts import first_tensor, store_params
+from pyro_bnn.program.model_facts import copy_values, first_tensor, store_params
 from pyro_bnn.program.prior import flat, prior_draws
 from pyro_bnn.program.random_state import isolated, own_generators
 from pyro_bnn.program.snapshot import Snapshot
@@ -217,10 +217,7 @@ class Joint:
 
     def set_params(self, values: Mapping[str, Tensor]) -> None:
         """Give point-estimated parameters, of these names and shapes, other values."""
-        with torch.no_grad():
-            for name, value in values.items():
-                if name in self.params and self.params[name].shape == value.shape:
-                    self.params[name].copy_(value)
+        copy_values(self.params, values)
 
     @property
     def stated_params(self) -> tuple[str, ...]:

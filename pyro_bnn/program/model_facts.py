@@ -44,6 +44,14 @@ def first_tensor(model: Model) -> Tensor | None:
     return next((t for t in tensors if t.is_floating_point()), None)
 
 
+def copy_values(params: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Give parameters the values of these names and shapes."""
+    with torch.no_grad():
+        for name, value in values.items():
+            if name in params and params[name].shape == value.shape:
+                params[name].copy_(value)
+
+
 def store_params(
     model: Model, messages: Mapping[str, Mapping[str, object]]
 ) -> dict[str, tuple[Tensor, constraints.Constraint]]:
