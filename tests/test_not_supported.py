@@ -565,17 +565,9 @@ def recurrent(said: Said) -> None:
     for kind in (nn.LSTM, nn.GRU):
         with said():
             SHORT.run(bnn.bayesian(Recurrent(kind), NORMAL), ROWS)
+        frozen = Recurrent(kind).requires_grad_(requires_grad=False)
+        fits(bnn.bayesian(frozen, {"head.*": NORMAL}))
     fits(bnn.bayesian(Loop(), NORMAL))
-
-
-@row("nn.LSTM as a frozen body")
-def frozen_recurrent(said: Said) -> None:
-    net = Recurrent(nn.LSTM).requires_grad_(requires_grad=False)
-    with said():
-        SHORT.run(bnn.bayesian(net, {"head.*": NORMAL}), ROWS)
-    with torch.no_grad():
-        features = net.body(ROWS[0].unsqueeze(-1))[0][:, -1]
-    fits(bnn.bayesian(nn.Linear(4, 1), NORMAL), (features, ROWS[1]))
 
 
 def between(layer: nn.Module) -> nn.Sequential:

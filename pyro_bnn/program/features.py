@@ -49,13 +49,18 @@ def features(
         rows = x[:FIRST_ROWS].clone()
         with CountBytes() as counter:
             first = body(rows)
-        size = max(1, CHUNK_BYTES * len(first) // max(1, counter.total))
+        size = rows_at_once(len(first), counter.total)
         out, starts = _empty(first, num_rows, most_bytes), range(len(first), num_rows, size)
         out[: len(first)] = first
         for start in starts:
             some = x[start : start + size]
             out[start : start + len(some)] = body(some.clone())
     return out
+
+
+def rows_at_once(num_rows: int, num_bytes: int) -> int:
+    """Rows of a chunk, where some rows make intermediate results of so many bytes."""
+    return max(1, CHUNK_BYTES * num_rows // max(1, num_bytes))
 
 
 def _empty(first: Tensor, num_rows: int, most_bytes: int | None) -> Tensor:
