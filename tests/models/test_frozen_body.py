@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ class Skips(nn.Module):
         super().__init__()
         self.body, self.mean, self.scale = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         h = self.body(x).tanh()
         f = torch.cat([self.mean(h), self.scale(h) * x[:, :1]], -1)
         return f.view(x.shape[0], -1)
@@ -34,7 +35,7 @@ class AroundHead(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.body(x)) * x[:, :1].exp()
 
 
@@ -49,7 +50,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList([block, copy.deepcopy(block)])
         self.head = nn.Linear(8, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         h = self.embed(x.unsqueeze(-1))
         h = torch.cat([self.token.expand(x.shape[0], -1, -1), h], 1) + self.places
         for block in self.blocks:
@@ -64,7 +65,7 @@ class Branches(nn.Module):
         super().__init__()
         self.body, self.head, self.is_last = nn.Linear(3, 4), nn.Linear(4, 2), is_last
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         h = self.body(x)
         f = self.head(h if len(x) else -h)
         return f if self.is_last else f * 2
@@ -78,7 +79,7 @@ class Tied(nn.Module):
         self.first, self.middle, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
         self.head.weight = self.first.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.head(self.middle(self.first(x)))
 
 
