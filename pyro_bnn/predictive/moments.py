@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 MOST_STEPS = 60  # steps by Newton or bisection; usually 4 are enough
+PARTS, ROUNDS = 8, 6  # of a bracket, and how often: 8^6 = 262,144
 
 
 def log_mean(parts: Iterable[Float[Tensor, "s N"]]) -> Float[Tensor, " N"]:
@@ -54,6 +55,58 @@ def normal_mixture_quantile(
         if not ((q - before).abs() > precision * (q.abs() + spread)).any():
             break
     return q
+
+
+def normal_mixture_quantiles(
+    levels: Float[Tensor, " Q"], loc: Float[Tensor, "S N O"], scale: Float[Tensor, "S N O"]
+) -> Float[Tensor, "Q N O"]:
+    """Quantiles of an equal mixture of S Gaussians by operations whose number is fixed.
+
+    The same root as of :func:`normal_mixture_quantile`, for programs that cannot branch on numbers:
+    its bracket is cut into 8 parts 6 times, and the last part by a secant. The error is that of a
+    straight line over 1 in 262,144 of the bracket, where not of rounding.
+
+    Args:
+        levels: Probabilities, between 0 and 1.
+        loc: Means.
+        scale: Standard deviations, positive.
+    """
+    z = torch.special.ndtri(levels.double()).to(loc).reshape(-1, 1, 1, 1)
+    p = levels.to(loc).reshape(-1, 1, 1, 1)
+    ends = loc + z * scale  # [Q, S, N, O]
+    low, width = ends.amin(1), (ends.amax(1) - ends.amin(1)) / PARTS  # [Q, N, O]
+    inner = torch.arange(1, PARTS).to(loc)
+    at, spread = loc.unsqueeze(-1), scale.unsqueeze(-1) * math.sqrt(2)
+
+    def mixture(q: Float[Tensor, "Q N O K"]) -> Float[Tensor, "Q N O K"]:
+        return 0.5 + 0.5 * torch.erf((q.unsqueeze(1) - at) / spread).mean(1)
+
+    for _ in range(ROUNDS):
+        below = mixture(low.unsqueeze(-1) + width.unsqueeze(-1) * inner) < p
+        low = low + width * below.to(loc).sum(-1)
+        width = width / PARTS
+    width = width * PARTS  # of the part that holds it
+    q = torch.stack([low, low + width], -1)
+    excess = p - mixture(q)  # of the level over both ends
+    share = excess[..., 0] / (excess[..., 0] - excess[..., 1])
+    share = torch.where(share.isfinite(), share, 0.5).clamp(0, 1)  # the ends may be one number
+    return low + share * width
+
+
+def places_of_parts(levels: Float[Tensor, "*Q"], count: int) -> Float[Tensor, "*Q"]:
+    """Places, from 0, of quantiles among K sorted points at the middles of K equal parts."""
+    return (levels * count - 0.5).clamp(0, count - 1)
+
+
+def interpolated(
+    ordered: Float[Tensor, "S N O"], places: Float[Tensor, "*Q"]
+) -> Float[Tensor, "*Q N O"]:
+    """Sorted values at places 0 .. S - 1, between two of them on a straight line."""
+    low = places.floor().long()
+    high = (low + 1).clamp(max=len(ordered) - 1)
+    weight = (places - low).reshape((*places.shape, *[1] * (ordered.ndim - 1)))
+    found = ordered[low] * (1 - weight) + ordered[high] * weight
+    return torch.where(weight == 0, ordered[low], found)  # infinity * 0 is NaN
 
 
 def entropy(probs: Float[Tensor, "*N C"]) -> Float[Tensor, "*N"]:

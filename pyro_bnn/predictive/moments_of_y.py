@@ -37,12 +37,14 @@ def moments_of_y(y: Distribution, at: Callable[[int], Distribution]) -> Moments:
         y: The distribution of y at all draws.
         at: That at one of them ``[1, N]``.
     """
+    base = base_distribution(y)
+    if isinstance(base, dist.StudentT):
+        return _of_student_t(base)
     if not _is_circular(y):
         try:
             return y.mean, y.variance
         except NotImplementedError:
             pass
-    base = base_distribution(y)
     if _is_smooth(base):
         return _by_quadrature(base)
     found = [_by_draws(at(s)) for s in range(y.batch_shape[0])]
@@ -63,6 +65,14 @@ def _is_smooth(y: Distribution) -> bool:
         and isinstance(base_distribution(y.base_dist), dist.Normal)
         and all(transform.bijective for transform in y.transforms)
     )
+
+
+def _of_student_t(y: dist.StudentT) -> Moments:
+    """Torch picks entries by their degrees of freedom, which a recording cannot."""
+    nan, infinity = (y.df.new_tensor(value) for value in (math.nan, math.inf))
+    variance = y.scale.square() * (y.df / (y.df - 2))
+    variance = torch.where(y.df > 2, variance, torch.where(y.df > 1, infinity, nan))
+    return torch.where(y.df > 1, y.loc, nan), variance
 
 
 def _by_quadrature(y: dist.TransformedDistribution) -> Moments:

@@ -16,7 +16,13 @@ from pyro_bnn.data.arrays import ArrayLike, in_order, to_tensor
 from pyro_bnn.data.labels import coded, named
 from pyro_bnn.errors import BNNWarning, OptionError, ShapeError
 from pyro_bnn.memory import WORKING_SET
-from pyro_bnn.predictive.moments import entropy, log_mean, normal_mixture_quantile
+from pyro_bnn.predictive.moments import (
+    entropy,
+    interpolated,
+    log_mean,
+    normal_mixture_quantile,
+    places_of_parts,
+)
 from pyro_bnn.program.distributions import order_statistic
 
 SHOWN = 8  # rows in a notebook
@@ -176,21 +182,16 @@ class Prediction:
         draws = self.draws if common is None else common
         levels = exact.to(draws if draws.is_floating_point() else self.function_draws)
         position = levels * (len(draws) - 1)
-        if common is not None:  # at the middles of equal parts
-            position = (levels * len(draws) - 0.5).clamp(0, len(draws) - 1)
+        if common is not None:
+            position = places_of_parts(levels, len(draws))
         if self._is_discrete:
             position = order_statistic(exact, len(draws)).to(position)
-        low = position.floor().long()
-        high = (low + 1).clamp(max=len(draws) - 1)
-        weight = (position - low).reshape((*levels.shape, 1, 1))
         # Made before the blocks: small results left among what they free would split the heap
         found = levels.new_empty((*levels.shape, *draws.shape[1:]))
         start, at_once = 0, max(1, WORKING_SET // max(1, draws[:, :1].nbytes))
         for rows in draws.split(at_once, dim=1):  # sorting makes copies
             ordered = _sorted(rows.to(levels.dtype))  # [S, n, O]
-            between = ordered[low] * (1 - weight) + ordered[high] * weight
-            places = found.narrow(-2, start, rows.shape[1])
-            places.copy_(torch.where(weight == 0, ordered[low], between))  # infinity * 0 is NaN
+            found.narrow(-2, start, rows.shape[1]).copy_(interpolated(ordered, position))
             start += rows.shape[1]
         return found
 

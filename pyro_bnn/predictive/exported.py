@@ -1,0 +1,287 @@
+r"""The predictive distribution of fixed draws as one program of torch operations, and its files.
+
+.. math:: x \mapsto \Bigl\{ \tfrac1S \sum_s E(y \mid x, z_s),\ \dots \Bigr\}
+
+The model is recorded at all draws at once, so that neither Pyro nor this package is needed where
+the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
+
+from pyro_bnn.capture.any_rows import record_any_rows
+from pyro_bnn.data import Standardiser
+from pyro_bnn.errors import CaptureError, ModelError, OptionError, OutputError
+from pyro_bnn.files.atomic import output
+from pyro_bnn.predictive.common_noise import at_levels, levels_of_draws
+from pyro_bnn.predictive.conditional import Conditional
+from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.moments import (
+    entropy,
+    interpolated,
+    normal_mixture_quantiles,
+    places_of_parts,
+)
+from pyro_bnn.predictive.prediction import Prediction
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Params
+
+SUFFIXES = (".pt2", ".onnx")
+QUANTILES = ("low", "median", "high")
+PLACES = ("mean", *QUANTILES)  # the other numbers are distances between such
+TOLERANCE = 1e-3  # by which the program may differ from a prediction, in sds or shares
+INPUT, ROWS = "x", "rows"
+
+
+@dataclass
+class Summary:
+    """What is computed of rows at all draws, in the model's units.
+
+    Attributes:
+        program: What predictions are of.
+        params: Values of the model's point-estimated parameters.
+        draws: Draws ``[S, Q]``.
+        seed: Of the noise of y.
+        level: Probability of the interval from low to high; None leaves quantiles out.
+        has_moments: Whether means and sds over draws are to be relied on; else they are left out.
+        names: Of what was computed last.
+        is_number: Whether that describes numbers, and no classes.
+    """
+
+    program: Program
+    params: Params
+    draws: Draws
+    seed: int
+    level: float | None
+    has_moments: bool
+    names: tuple[str, ...] = ()
+    is_number: bool = False
+    _z: Tensor = field(init=False)
+    _noise: Tensor = field(init=False)  # made here: a program draws no random numbers
+
+    def __post_init__(self) -> None:
+        self._z = self.draws.together().flatten(0, 1)
+        self._noise = levels_of_draws(len(self._z), self.seed)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Numbers ``[N, O]`` or probabilities ``[N, C]`` of rows x in the model's units."""
+        f, *tensors = self.program.predictive_tensors(self._z, x, self.params)
+        fn, _ = self.program.observed(self._z[0], x, self.params)
+        given = Conditional(fn, tensors, f.shape[1], None, self.has_moments)
+        self.is_number = given.is_number
+        found = self._of_numbers(given) if given.is_number else _of_classes(given)
+        self.names = tuple(found)
+        return tuple(found.values())
+
+    def _of_numbers(self, given: Conditional) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        if self.has_moments:
+            means = given.means()
+            epistemic, aleatoric = means.var(0, correction=0), given.variances().mean(0)
+            found = {
+                "mean": means.mean(0),
+                "sd": (epistemic + aleatoric).sqrt(),
+                "sd_epistemic": epistemic.sqrt(),
+                "sd_aleatoric": aleatoric.sqrt(),
+            }
+        if self.level is not None:
+            try:
+                quantiles = self._quantiles(given, self.level)
+            except CaptureError:  # by an inverse of SciPy
+                quantiles = None
+            if quantiles is not None:
+                found |= dict(zip(QUANTILES, quantiles.unbind(0), strict=True))
+        return found
+
+    def _quantiles(self, given: Conditional, level: float) -> Tensor | None:
+        """Three quantiles ``[3, N, O]``; None where y is discrete or has no inverse."""
+        if given.is_discrete:
+            return None
+        levels = torch.tensor([(1 - level) / 2, 0.5, (1 + level) / 2], dtype=torch.float64)
+        if given.is_normal:
+            return normal_mixture_quantiles(levels, given.means(), given.variances().sqrt())
+        y = given.of(0, len(given))
+        noisy = at_levels(y, self._noise)
+        if noisy is None:
+            return None
+        ordered = (noisy if y.event_shape else noisy.unsqueeze(-1)).sort(0).values
+        return interpolated(ordered, places_of_parts(levels.to(ordered), len(ordered)))
+
+
+def _of_classes(given: Conditional) -> dict[str, Tensor]:
+    each = given.class_probs()
+    probs = each.mean(0)
+    total = entropy(probs)
+    information = (total - entropy(each).mean(0)).clamp(min=0)
+    return {"probs": probs, "entropy": total, "mutual_information": information}
+
+
+class Served(nn.Module):
+    """Rows in the user's units to named outputs in the user's units.
+
+    Args:
+        core: Recorded operations of rows in the model's units.
+        names: Of what they return.
+        dtype: Of the rows that they take.
+        inputs: Units of x; None where rows come in the model's.
+        target: Units of y; None for classes, or where outputs are in the model's.
+    """
+
+    def __init__(
+        self,
+        core: GraphModule,
+        names: tuple[str, ...],
+        dtype: torch.dtype,
+        inputs: Standardiser | None,
+        target: Standardiser | None,
+    ) -> None:
+        super().__init__()
+        self.core, self.names, self.dtype = core, names, dtype
+        self.inputs, self.target = inputs, target
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Outputs of rows ``[N, ...]``, each ``[N, ...]``, by name."""
+        if self.inputs is not None:
+            x = self.inputs.transform(x)
+        found = dict(zip(self.names, self.core(x.to(self.dtype)), strict=True))
+        if (units := self.target) is not None:
+            for name, value in found.items():
+                found[name] = units.inverse(value) if name in PLACES else value * units.scale
+        return found
+
+
+def served(summary: Summary, rows: Tensor, inputs: Standardiser | None, target: Any) -> Served:
+    """The program of a posterior, for any number of rows.
+
+    Args:
+        summary: What is computed.
+        rows: Example rows ``[N, ...]`` in the units in which rows come.
+        inputs: Units of x, or None.
+        target: Units of y, or None.
+
+    Raises:
+        ModelError: If the model is no fixed sequence of operations.
+    """
+    program = summary.program
+    x = rows if inputs is None else inputs.transform(rows)
+    x = program.inputs(x)
+    with torch.no_grad():
+        summary(x[:1])  # outside of a recording: what is checked once reads numbers
+        try:
+            core = record_any_rows(summary, x)
+        except CaptureError as error:
+            raise ModelError(
+                f"the model cannot be exported: {error}. Save it by posterior.save(path) and serve "
+                "posterior.predict, which runs the model itself"
+            ) from error
+    device = program.device
+    return Served(
+        core,
+        summary.names,
+        program.x_dtype,
+        None if inputs is None else inputs.to(device),
+        None if target is None or not summary.is_number else target.to(device),
+    )
+
+
+def compare(program: Callable[[Tensor], Mapping[str, Tensor]], rows: Tensor, of: Prediction) -> None:
+    """Check a program against a prediction by the same draws.
+
+    Raises:
+        ModelError: If they differ.
+    """
+    with torch.no_grad():
+        found = program(rows)
+    for name in ("probs", "mean", "sd"):
+        if name in found:
+            expected = getattr(of, name)
+            unit = 1.0 if name == "probs" else of.sd.clamp(min=1e-30)
+            error = ((found[name] - expected) / unit).abs().nan_to_num(0)
+            if not bool((error < TOLERANCE).all()):
+                raise ModelError(
+                    f"the exported program would give another {name}, off by "
+                    f"{float(error.max()):.2g}: the model does not do the same for other rows. "
+                    "Save it by posterior.save(path) and serve posterior.predict"
+                )
+
+
+def write(program: Served, rows: Tensor, path: Path) -> None:
+    """Write a program to a file of the kind that its suffix says.
+
+    Raises:
+        OutputError: If the file cannot be written.
+        OptionError: If the packages of ONNX are missing.
+    """
+    if path.suffix == ".onnx":
+        program = Served(
+            in_single(program.core),
+            program.names,
+            torch.float32 if program.dtype.is_floating_point else program.dtype,
+            program.inputs,
+            program.target,
+        )
+    dynamic = {INPUT: {0: torch.export.Dim(ROWS)}}
+    with torch.no_grad():
+        exported = torch.export.export(program, (rows,), dynamic_shapes=dynamic)
+    try:
+        with output(path) as place:
+            if path.suffix == ".onnx":
+                _write_onnx(exported, program.names, place)
+            else:
+                torch.export.save(exported, place)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def _write_onnx(exported: Any, names: tuple[str, ...], path: Path) -> None:
+    made = torch.onnx.export(
+        exported, dynamo=True, input_names=[INPUT], output_names=list(names), verbose=False
+    )
+    cast(Any, made).save(path)
+
+
+def require_suffix(path: Path) -> None:
+    """Check that a file has a name that says its kind, and that it can be made.
+
+    Raises:
+        OptionError: If not.
+    """
+    if path.suffix not in SUFFIXES:
+        raise OptionError(
+            f"{str(path)!r} ends in {path.suffix!r}: name a file that ends in .pt2, a program of "
+            "torch.export, or in .onnx"
+        )
+    if path.suffix == ".onnx":
+        try:
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise OptionError(
+                f"{str(path)!r} is an ONNX file, which the package onnxscript writes: "
+                "pip install 'pyro-bnn[onnx]'"
+            ) from error
+
+
+def in_single(core: GraphModule) -> GraphModule:
+    """The same operations in single precision: ONNX Runtime lacks many of double."""
+
+    def single(value: Any) -> Any:
+        return torch.float32 if value is torch.float64 else value
+
+    found = GraphModule(core, core.graph)  # a copy of the graph
+    for node in found.graph.nodes:
+        node.args, node.kwargs = cast(Any, map_aggregate((node.args, node.kwargs), single))
+        if node.op == "get_attr":
+            value = getattr(found, node.target)
+            if value.dtype is torch.float64:
+                setattr(found, node.target, value.float())
+    found.recompile()
+    return found
