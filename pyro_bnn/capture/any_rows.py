@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pyro_bnn.capture.record import TensorFunction, TensorMeta, record
-from pyro_bnn.capture.simplify import simplify
+from pyro_bnn.capture.simplify import alike, simplify
 from pyro_bnn.errors import CaptureError
 
 if TYPE_CHECKING:  # half a second to import
@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # half a second to import
 
 NUMBERS_OF_ROWS = (3, 5, 8)
 
+aten = torch.ops.aten
+_VIEWS = frozenset(
+    {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.slice.Tensor}
+)
 _REFUSAL = "its operations depend on the number of rows"
 
 
@@ -51,8 +55,28 @@ def record_any_rows(fn: TensorFunction, rows: Tensor) -> GraphModule:
     for three in zip(*nodes, strict=True):
         _generalise(three, recordings, sizes)
     simplify(graph)
+    _remove_copies(graph)
+    _keep_used_constants(graph)
     graph.recompile()
     return graph
+
+
+def _remove_copies(graph: GraphModule) -> None:
+    """Drop views whose sizes and strides are, for any N, those of what they view."""
+    for node in list(graph.graph.nodes):
+        if node.target in _VIEWS and isinstance(node.args[0], Node) and alike(node.args[0], node):
+            node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+
+
+def _keep_used_constants(graph: GraphModule) -> None:
+    """Forget constants that were folded, and what others are views of: files would hold it."""
+    used = {str(node.target) for node in graph.graph.find_nodes(op="get_attr")}
+    for name, value in list(graph.named_buffers()):
+        if name in used:
+            setattr(graph, name, value.clone(memory_format=torch.contiguous_format))
+        else:
+            delattr(graph, name)
 
 
 def _rows(rows: Tensor, count: int) -> Tensor:
@@ -74,7 +98,7 @@ class _Sizes:
 
         self._graph = graph
         with graph.graph.inserting_after(rows):
-            count = graph.graph.call_function(torch.ops.aten.sym_size.int, (rows, 0))
+            count = graph.graph.call_function(aten.sym_size.int, (rows, 0))
         self._last = count
         self._nodes: dict[tuple[int, int], Node] = {(1, 0): count}
         self._symbol = sympy.Symbol("rows", integer=True, positive=True)

@@ -89,7 +89,7 @@ def _without_write(node: Node) -> Any:
         return None
     if pure is aten.copy.default:  # copy overwrites everything: the result is the source
         source = node.args[1]
-        return aten.clone.default if isinstance(source, Node) and _alike(source, node) else None
+        return aten.clone.default if isinstance(source, Node) and alike(source, node) else None
     if pure in _ALSO_PURE:  # lays its result out by rows, which views may count on
         return pure if _is_by_rows(_value(written)) else None
     dtypes = {_value(source).dtype for source in node.all_input_nodes}
@@ -154,7 +154,7 @@ def _equal_argument(node: Node) -> Node | None:
         sizes = _shape(first), _shape(node)
         return first if sizes[0] is not None and sizes[0] == sizes[1] else None
     if node.target is aten.clone.default:
-        return first if _alike(first, node) else None
+        return first if alike(first, node) else None
     if node.target is aten.t.default and first.target is aten.t.default:
         return cast(Node, first.args[0])
     return None
@@ -223,7 +223,7 @@ def _drops_nothing(node: Node) -> bool:
     return False
 
 
-def _alike(first: Node, second: Node) -> bool:
+def alike(first: Node, second: Node) -> bool:
     """Whether two tensors have one dtype and, as far as is known, the same sizes and strides."""
     a, b = _value(first), _value(second)
     return a.dtype == b.dtype and _layout(a) == _layout(b)

@@ -8,6 +8,9 @@ the program runs.
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,9 +87,9 @@ class Summary:
 
     def _of_numbers(self, given: Conditional) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
+        means, variances = given.means(), given.variances()
         if self.has_moments:
-            means = given.means()
-            epistemic, aleatoric = means.var(0, correction=0), given.variances().mean(0)
+            epistemic, aleatoric = means.var(0, correction=0), variances.mean(0)
             found = {
                 "mean": means.mean(0),
                 "sd": (epistemic + aleatoric).sqrt(),
@@ -95,20 +98,22 @@ class Summary:
             }
         if self.level is not None:
             try:
-                quantiles = self._quantiles(given, self.level)
+                quantiles = self._quantiles(given, means, variances, self.level)
             except CaptureError:  # by an inverse of SciPy
                 quantiles = None
             if quantiles is not None:
                 found |= dict(zip(QUANTILES, quantiles.unbind(0), strict=True))
         return found
 
-    def _quantiles(self, given: Conditional, level: float) -> Tensor | None:
+    def _quantiles(
+        self, given: Conditional, means: Tensor, variances: Tensor, level: float
+    ) -> Tensor | None:
         """Three quantiles ``[3, N, O]``; None where y is discrete or has no inverse."""
         if given.is_discrete:
             return None
         levels = torch.tensor([(1 - level) / 2, 0.5, (1 + level) / 2], dtype=torch.float64)
         if given.is_normal:
-            return normal_mixture_quantiles(levels, given.means(), given.variances().sqrt())
+            return normal_mixture_quantiles(levels, means, variances.sqrt())
         y = given.of(0, len(given))
         noisy = at_levels(y, self._noise)
         if noisy is None:
@@ -237,16 +242,31 @@ def write(program: Served, rows: Tensor, path: Path) -> None:
             if path.suffix == ".onnx":
                 _write_onnx(exported, program.names, place)
             else:
-                torch.export.save(exported, place)
+                written = io.BytesIO()  # torch tells of files whose names do not end in .pt2
+                torch.export.save(exported, written)
+                place.write_bytes(written.getvalue())
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 def _write_onnx(exported: Any, names: tuple[str, ...], path: Path) -> None:
-    made = torch.onnx.export(
-        exported, dynamo=True, input_names=[INPUT], output_names=list(names), verbose=False
-    )
-    cast(Any, made).save(path)
+    own = logging.getLogger("torch.onnx")  # it tells that torchvision is not installed
+    level = own.level
+    own.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():  # of its own use of torch
+            warnings.simplefilter("ignore")
+            made: Any = torch.onnx.export(
+                exported, dynamo=True, input_names=[INPUT], verbose=False
+            )
+    finally:
+        own.setLevel(level)
+    graph = made.model.graph
+    for number, value in enumerate(value for node in graph for value in node.outputs):
+        value.name = f"value_{number}"  # torch may call one of them by the name of an output
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = name
+    made.save(path)
 
 
 def require_suffix(path: Path) -> None:
