@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pyro_bnn.capture.fuse import pool_by_lines
 from pyro_bnn.capture.record import TensorFunction, TensorMeta, record
 from pyro_bnn.capture.simplify import alike, simplify
 from pyro_bnn.errors import CaptureError
@@ -55,6 +56,7 @@ def record_any_rows(fn: TensorFunction, rows: Tensor) -> GraphModule:
     for three in zip(*nodes, strict=True):
         _generalise(three, recordings, sizes)
     simplify(graph)
+    pool_by_lines(graph)
     _remove_copies(graph)
     _keep_used_constants(graph)
     graph.recompile()

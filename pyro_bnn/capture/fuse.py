@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pyro_bnn.capture.record import TensorMeta
+
 aten = torch.ops.aten
 
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
@@ -60,8 +62,7 @@ def fuse(module: GraphModule) -> None:
             _turn(module, node, turned)
         elif _keeps_order(node, turned):
             turned.add(node)
-        elif node.target is aten.max_pool2d_with_indices.default:
-            _pool(module, node)
+    pool_by_lines(module)
     module.graph.eliminate_dead_code()  # do it now: operations that write in place never look dead
     for node in list(module.graph.nodes):
         _overwrite(node)
@@ -152,6 +153,17 @@ def _bias(product: Node, shape: tuple[int, ...]) -> tuple[Node | None, Node | No
     return None, None
 
 
+def pool_by_lines(module: GraphModule) -> None:
+    """Let the largest of windows of pixels be that of whole images; see above.
+
+    Args:
+        module: A recording. The number of its rows may be a symbol.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is aten.max_pool2d_with_indices.default:
+            _pool(module, node)
+
+
 def _pool(module: GraphModule, node: Node) -> None:
     """The largest of windows that lie side by side, first of their rows, then of their columns.
 
@@ -211,7 +223,8 @@ def _call(module: GraphModule, shape: Sequence[int], target: Any, *args: Any) ->
     """A new node, with the shape of its result and the dtype of its arguments."""
     node = module.graph.call_function(target, args)
     dtype = _value(node.all_input_nodes[0]).dtype
-    node.meta["val"] = torch.empty(shape, dtype=dtype, device="meta")
+    device = _value(node.all_input_nodes[0]).device
+    node.meta["val"] = TensorMeta(cast(torch.Size, tuple(shape)), dtype, (), device)
     return node
 
 

@@ -320,6 +320,52 @@ class Posterior(SitePosterior):
             memory=memory,
         )
 
+    @isolated()
+    def export(
+        self,
+        path: str | Path,
+        example: ArrayLike,
+        num_samples: int | None = None,
+        seed: int = 0,
+        *,
+        raw: bool = True,
+        level: float | None = 0.95,
+    ) -> None:
+        """Write the predictive distribution of fixed draws as a program that torch or ONNX runs.
+
+        It takes rows ``[N, ...]``, any number of them, and returns what ``predict(x, num_samples,
+        seed, raw)`` says of them, by name: of numbers ``mean``, ``sd``, ``sd_epistemic``,
+        ``sd_aleatoric``, and ``low``, ``median`` and ``high``, ``[N, O]`` each; of classes
+        ``probs`` ``[N, C]``, in the order of the classes of the fit, ``entropy`` and
+        ``mutual_information`` ``[N]``. Standardisation is inside.
+
+        ``.pt2`` is a program of torch.export in the precision of the model: it needs torch alone,
+        ``torch.export.load(path).module()(x)``. ``.onnx`` is in single precision but for the units
+        of x and y, and is run by ONNX Runtime; to write it takes
+        ``pip install 'pyro-bnn[onnx]'``. Quantiles are those of :meth:`.Prediction.quantile`, of
+        Gaussian noise to 1e-5 sds. Counts and noise without an inverse in torch have none.
+
+        Args:
+            path: The file, which ends in ``.pt2`` or ``.onnx``.
+            example: Some rows, as for :meth:`predict`: the program takes rows of their shape and
+                dtype. Columns of text go into it as :func:`pyro_bnn.data.from_frame` encodes them.
+            num_samples: Number of draws S; default 100, or all stored draws where fewer.
+            seed: Seed of the draws.
+            raw: Whether rows and outputs are in the user's units.
+            level: Probability of the interval from ``low`` to ``high``; None leaves out quantiles.
+
+        Raises:
+            ModelError: If the model is no fixed sequence of operations, as it reads numbers.
+            OptionError: If the name ends otherwise, or onnxscript is missing.
+            OutputError: If the file cannot be written.
+
+        Warns:
+            BNNWarning: If there are no quantiles.
+        """
+        from pyro_bnn.posterior.export import export
+
+        export(self, Path(path), example, num_samples, seed, raw=raw, level=level)
+
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file that :meth:`load` reads; the model is not in it.
 

@@ -12,7 +12,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +49,8 @@ INPUT, ROWS = "x", "rows"
 class Summary:
     """What is computed of rows at all draws, in the model's units.
 
+    Of a posterior of K points, each of which is drawn as often, these are computed once.
+
     Attributes:
         program: What predictions are of.
         params: Values of the model's point-estimated parameters.
@@ -69,11 +71,16 @@ class Summary:
     names: tuple[str, ...] = ()
     is_number: bool = False
     _z: Tensor = field(init=False)
+    _order: Tensor | None = field(init=False, default=None)
     _noise: Tensor = field(init=False)  # made here: a program draws no random numbers
 
     def __post_init__(self) -> None:
-        self._z = self.draws.together().flatten(0, 1)
-        self._noise = levels_of_draws(len(self._z), self.seed)
+        atoms = self.draws.atoms
+        if atoms is not None and len(self.draws) % len(atoms.points) == 0:
+            self._z, self._order = atoms.points, atoms.order  # each as often as the others
+        else:
+            self._z = self.draws.together().flatten(0, 1)
+        self._noise = levels_of_draws(len(self.draws), self.seed)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Numbers ``[N, O]`` or probabilities ``[N, C]`` of rows x in the model's units."""
@@ -114,6 +121,8 @@ class Summary:
         levels = torch.tensor([(1 - level) / 2, 0.5, (1 + level) / 2], dtype=torch.float64)
         if given.is_normal:
             return normal_mixture_quantiles(levels, means, variances.sqrt())
+        if (order := self._order) is not None:
+            given = replace(given, tensors=[value[order] for value in given.tensors])
         y = given.of(0, len(given))
         noisy = at_levels(y, self._noise)
         if noisy is None:

@@ -1,0 +1,71 @@
+"""A posterior predictive as a file that other programs run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyro_bnn.data.arrays import ArrayLike, check_finite
+from pyro_bnn.errors import BNNWarning, ShapeError
+from pyro_bnn.posterior.rows import in_order_of_fit
+from pyro_bnn.predictive.exported import QUANTILES, Summary, compare, require_suffix, served, write
+from pyro_bnn.predictive.prediction import require_level
+from pyro_bnn.program.random_state import derived_seed
+
+if TYPE_CHECKING:
+    from pyro_bnn.posterior.posterior import Posterior
+
+NUM_EXPORTED = 100  # draws by default
+COMPARED = 3  # rows at which a program is compared with the prediction
+
+
+def export(
+    posterior: Posterior,
+    path: Path,
+    example: ArrayLike,
+    num_samples: int | None,
+    seed: int,
+    *,
+    raw: bool,
+    level: float | None,
+) -> None:
+    """Write the program of a posterior; see :meth:`Posterior.export`."""
+    require_suffix(path)
+    if level is not None:
+        require_level(level)
+    fit = posterior.provenance
+    rows = in_order_of_fit(example, fit, raw=raw)
+    if rows.ndim < 1 or not len(rows):
+        raise ShapeError(f"example has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
+    check_finite(rows, "example")
+    rows = rows.to(posterior.program.device)
+    count = posterior.count(_default(posterior) if num_samples is None else num_samples)
+    summary = Summary(
+        posterior.predictor,
+        posterior.params,
+        posterior.in_blocks(count, seed),
+        derived_seed(seed, 1),
+        level,
+        posterior.has_moments,
+    )
+    target = fit.target if raw else None
+    program = served(summary, rows, fit.inputs if raw else None, target)
+    if level is not None and summary.is_number and QUANTILES[0] not in program.names:
+        warnings.warn(
+            f"the program has no {', '.join(QUANTILES)}: quantiles of this likelihood are not made "
+            "of operations of torch. level=None leaves them out without a warning",
+            BNNWarning,
+            stacklevel=4,
+        )
+    some = example[:COMPARED] if not hasattr(example, "iloc") else example.iloc[:COMPARED]
+    compare(program, rows[:COMPARED], posterior.predict(some, count, seed, raw))
+    write(program, rows, path)
+
+
+def _default(posterior: Posterior) -> int:
+    """At most 100 draws: as many of each atom, and one at least of each chain and atom."""
+    atoms = posterior.num_atoms
+    if atoms is not None:
+        return atoms * max(1, NUM_EXPORTED // atoms)
+    return min(posterior.count(None), max(NUM_EXPORTED, posterior.num_chains))
