@@ -28,6 +28,7 @@ from pyro_bnn.files.atomic import output
 from pyro_bnn.predictive.common_noise import at_levels, levels_of_draws
 from pyro_bnn.predictive.conditional import Conditional
 from pyro_bnn.predictive.draws import Draws
+from pyro_bnn.predictive.map_draws import collapsed
 from pyro_bnn.predictive.moments import (
     entropy,
     interpolated,
@@ -122,7 +123,8 @@ class Summary:
         if given.is_normal:
             return normal_mixture_quantiles(levels, means, variances.sqrt())
         if (order := self._order) is not None:
-            given = replace(given, tensors=[value[order] for value in given.tensors])
+            each = [(value, collapsed(value)[order]) for value in given.tensors]
+            given = replace(given, tensors=[v.expand(len(order), *of.shape[1:]) for of, v in each])
         y = given.of(0, len(given))
         noisy = at_levels(y, self._noise)
         if noisy is None:

@@ -1,0 +1,317 @@
+"""``posterior.export``: programs against NumPy on the same draws, and against ``predict``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from numpy.typing import NDArray
+from pyro.nn import PyroModule, PyroSample
+from scipy.special import softmax
+from torch import Tensor, nn
+
+import pyro_bnn as bnn
+from pyro_bnn import guides, likelihoods, models
+from pyro_bnn.capture.any_rows import record_any_rows
+from pyro_bnn.data import Split, from_arrays
+from pyro_bnn.errors import (
+    BNNWarning,
+    CaptureError,
+    ModelError,
+    OptionError,
+    OutputError,
+    ShapeError,
+)
+from pyro_bnn.predictive.moments import normal_mixture_quantiles
+from tests.oracle import mixture_quantile
+
+LEVELS = {"low": 0.025, "median": 0.5, "high": 0.975}
+Rows = NDArray[np.float64]
+
+
+def table(num_targets: int = 1) -> Split:
+    """Rows far from 0, so that a program that forgets the units is far off."""
+    generator = np.random.default_rng(0)
+    x = 30 + 5 * generator.standard_normal((60, 3))
+    y = 100 + 7 * x[:, :num_targets] + generator.standard_normal((60, num_targets))
+    return from_arrays(x, y[:, 0] if num_targets == 1 else y)
+
+
+def rows_of_user(count: int) -> Rows:
+    return 30 + 5 * np.random.default_rng(1).standard_normal((count, 3))
+
+
+def fitted(model: Any, data: Any, guide: Any = guides.AutoNormal, num_steps: int = 20) -> Any:
+    engine = bnn.SVI(guide, num_steps=num_steps, compile=False)
+    return engine.run(model, data, progress=False)
+
+
+def mlp(**options: Any) -> models.MLP:
+    return models.MLP(3, hidden=(4,), activation="tanh", **options)
+
+
+def loaded(path: Path) -> Callable[[Any], dict[str, NDArray[Any]]]:
+    """The program of a file, as a function of arrays."""
+    if path.suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+        names = [value.name for value in session.get_outputs()]
+        return lambda x: dict(zip(names, session.run(None, {"x": x}), strict=True))
+    program = torch.export.load(path).module()
+    return lambda x: {name: value.numpy() for name, value in program(torch.as_tensor(x)).items()}
+
+
+def predicted(of: Any, name: str) -> NDArray[Any]:
+    value: Tensor = of.quantile(LEVELS[name]) if name in LEVELS else getattr(of, name)
+    return np.asarray(value)
+
+
+def functions_by_hand(posterior: Any, x: Rows, count: int) -> Rows:
+    """F ``[S, N, O]`` of a multilayer perceptron with one tanh layer, in the user's units."""
+    draws = {name: np.asarray(v, float) for name, v in posterior.sample(count).items()}
+    units = posterior.provenance
+    x = (x - np.asarray(units.inputs.loc)) / np.asarray(units.inputs.scale)
+    h = np.tanh(
+        np.einsum("shi,ni->snh", draws["layers.0.weight"], x) + draws["layers.0.bias"][:, None]
+    )
+    f = np.einsum("soh,snh->sno", draws["layers.1.weight"], h) + draws["layers.1.bias"][:, None]
+    return np.asarray(units.target.loc + units.target.scale * torch.as_tensor(f))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_numbers_are_those_of_numpy_on_the_same_draws(suffix: str, tmp_path: Path) -> None:
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    posterior, path = fitted(mlp().double(), table().train), tmp_path / f"net{suffix}"
+    x = rows_of_user(7)
+    posterior.export(path, x[:2], 40)
+    found = loaded(path)(x)
+
+    f = functions_by_hand(posterior, x, 40)  # [S, N, 1]
+    noise = float(posterior.provenance.target.scale) * np.asarray(
+        posterior.sample(40)["likelihood.scale"]
+    )
+    epistemic, aleatoric = f.std(0), np.full((7, 1), math.sqrt(np.mean(noise**2)))
+    scales = np.broadcast_to(noise[:, None], (40, 7))
+    expected = {
+        "mean": f.mean(0),
+        "sd": np.hypot(epistemic, aleatoric),
+        "sd_epistemic": epistemic,
+        "sd_aleatoric": aleatoric,
+    } | {
+        name: np.asarray(mixture_quantile(f[..., 0], scales, level)).reshape(7, 1)
+        for name, level in LEVELS.items()
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        error = np.abs(found[name] - value) / expected["sd"]
+        assert found[name].shape == (7, 1), name
+        assert error.max() < 1e-5, name
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_classes_of_an_image_are_those_of_a_loop_over_draws(suffix: str, tmp_path: Path) -> None:
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)
+    )
+    x, y = torch.rand(12, 1, 8, 8), torch.arange(12) % 3
+    posterior = fitted(bnn.bayesian(net, likelihood=likelihoods.Categorical(3)), (x, y))
+    posterior.export(tmp_path / f"net{suffix}", x[:2], 6)
+    found = loaded(tmp_path / f"net{suffix}")(x.numpy())
+    draws = posterior.sample(6)
+    with torch.no_grad():
+        logits = [
+            torch.func.functional_call(net, {name: v[s] for name, v in draws.items()}, (x,))
+            for s in range(6)
+        ]
+    each = softmax(np.stack([value.double().numpy() for value in logits]), -1)
+    probs = each.mean(0)
+    entropy = -(probs * np.log(probs)).sum(-1)
+    expected = {
+        "probs": probs,
+        "entropy": entropy,
+        "mutual_information": entropy + (each * np.log(each)).sum(-1).mean(0),
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+OF_KINDS: dict[str, Callable[[Any], Any]] = {
+    "full guide": lambda data: fitted(mlp(), data, guides.AutoMultivariateNormal),
+    "one point": lambda data: fitted(mlp(), data, guides.AutoDelta),
+    "heavy tails, no moments": lambda data: fitted(mlp(), data, guides.AutoRadial),
+    "ensemble": lambda data: bnn.Ensemble(num_members=3, num_steps=20).run(
+        mlp(), data, progress=False
+    ),
+    "ensemble, t": lambda data: bnn.Ensemble(num_members=3, num_steps=20).run(
+        mlp(likelihood=likelihoods.StudentT()), data, progress=False
+    ),
+    "laplace, tangent": lambda data: bnn.Laplace(num_steps=2_000).run(
+        mlp(), data, progress=False
+    ),
+    "swag": lambda data: bnn.SWAG(num_steps=100, learning_rate=1e-3).run(
+        mlp(), data, progress=False
+    ),
+    "chains": lambda data: bnn.NUTS(num_chains=2, warmup_steps=5, num_samples=20).run(
+        mlp(), data, progress=False
+    ),
+    "noise by x": lambda data: fitted(
+        mlp(likelihood=likelihoods.HeteroscedasticNormal()), data
+    ),
+}
+
+
+@pytest.mark.usefixtures("short_trajectories")
+@pytest.mark.parametrize("name", OF_KINDS)
+def test_every_kind_of_posterior_says_what_predict_says(name: str, tmp_path: Path) -> None:
+    posterior, x = OF_KINDS[name](table().train), rows_of_user(9)
+    posterior.export(tmp_path / "net.pt2", x[:3], 30)
+    program, of = loaded(tmp_path / "net.pt2"), posterior.predict(x, 30, raw=True)
+    sd = (of.quantile(0.975) - of.quantile(0.025)).numpy() / 4  # it exists
+    for num_rows in (1, 9):
+        found = program(x[:num_rows])
+        assert {"low", "median", "high"} <= found.keys()
+        assert ("mean" in found) == posterior.has_moments
+        for output, value in found.items():
+            error = np.abs(value - predicted(of, output)[:num_rows]) / sd[:num_rows]
+            assert error.max() < 1e-4, output  # of float32 at 300 for an sd of 5
+
+
+def test_several_targets_and_members_of_two_rounds(tmp_path: Path) -> None:
+    posterior = fitted(models.MLP(3, 2, hidden=(4,)), table(2).train)
+    x = rows_of_user(5)
+    posterior.export(tmp_path / "net.pt2", x)  # 100 draws
+    found, of = loaded(tmp_path / "net.pt2")(x), posterior.predict(x, 100, raw=True)
+    for output, value in found.items():
+        assert value.shape == (5, 2)
+        np.testing.assert_allclose(value, predicted(of, output), rtol=1e-5, err_msg=output)
+
+
+def test_rows_in_the_models_units_and_another_seed_and_level(tmp_path: Path) -> None:
+    posterior, x = fitted(mlp(), table().train), torch.randn(4, 3)
+    posterior.export(tmp_path / "net.pt2", x, 20, seed=3, raw=False, level=0.5)
+    found, of = loaded(tmp_path / "net.pt2")(x), posterior.predict(x, 20, seed=3)
+    np.testing.assert_allclose(found["mean"], of.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["low"], of.quantile(0.25), rtol=1e-5, atol=1e-5)
+
+
+def test_columns_of_a_frame_are_in_the_order_of_the_fit(tmp_path: Path) -> None:
+    import pandas as pd
+
+    x = pd.DataFrame(rows_of_user(30), columns=["a", "b", "c"])
+    frame = x.assign(y=x["a"] - 2 * x["c"])
+    posterior = fitted(mlp(), bnn.data.from_frame(frame, target="y").train)
+    posterior.export(tmp_path / "net.pt2", x[["c", "a", "b"]].head(5), 10)
+    found = loaded(tmp_path / "net.pt2")(x.to_numpy())
+    mean = posterior.predict(x, 10, raw=True).mean
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5, atol=1e-4)
+
+
+def test_counts_have_no_quantiles_and_that_is_told(tmp_path: Path) -> None:
+    x = torch.randn(20, 3)
+    counts = torch.arange(20) % 4
+    posterior = fitted(mlp(likelihood=likelihoods.Poisson()), (x, counts))
+    with pytest.warns(BNNWarning, match="no low, median, high.*level=None") as told:
+        posterior.export(tmp_path / "net.pt2", x, 10)
+    assert told[0].filename == __file__
+    posterior.export(tmp_path / "quiet.pt2", x, 10, level=None)
+    found, of = loaded(tmp_path / "quiet.pt2")(x), posterior.predict(x, 10)
+    assert [*found] == ["mean", "sd", "sd_epistemic", "sd_aleatoric"]
+    np.testing.assert_allclose(found["sd"], of.sd, rtol=1e-5)
+
+
+def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior, x = fitted(mlp(), table().train), rows_of_user(3)
+    with pytest.raises(OptionError, match=r"ends in '.txt': name a file that ends in .pt2"):
+        posterior.export(tmp_path / "net.txt", x)
+    with pytest.raises(OptionError, match="level of an interval is between 0 and 1"):
+        posterior.export(tmp_path / "net.pt2", x, level=1.0)
+    with pytest.raises(ShapeError, match="holds N rows, N at least 1"):
+        posterior.export(tmp_path / "net.pt2", x[:0])
+    with pytest.raises(OutputError, match="cannot write"):
+        posterior.export(tmp_path / "no folder" / "net.pt2", x, 2)
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(OptionError, match=r"pip install 'pyro-bnn\[onnx\]'"):
+        posterior.export(tmp_path / "net.onnx", x)
+    assert not [*tmp_path.iterdir()]
+
+
+class Branching(PyroModule):  # type: ignore[misc]  # pyro leaves it untyped
+    """A model that reads a number of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = PyroSample(dist.Normal(0.0, 1.0))
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        x = x * 2 if float(x.abs().sum()) > 1e9 else x
+        f = pyro.deterministic("f", x[:, :1] * self.slope)
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
+
+
+def test_a_model_that_branches_on_numbers_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(10, 3)
+    posterior = fitted(Branching(), (x, x[:, 0]))
+    with pytest.raises(ModelError, match=r"cannot be exported: .*Save it by posterior.save"):
+        posterior.export(tmp_path / "net.pt2", x, 2)
+
+
+# The parts
+
+
+@pytest.mark.parametrize("separation", [0.0, 1.0, 30.0])
+def test_quantiles_by_a_fixed_number_of_steps_are_roots(separation: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(7, 5, 2, generator=generator, dtype=torch.float64)
+    loc[:3] += separation  # two modes of unequal size: no level falls between them
+    scale = torch.rand(7, 5, 2, generator=generator, dtype=torch.float64) + 0.05
+    levels = (0.005, 0.3, 0.5, 0.975)
+    found = normal_mixture_quantiles(torch.tensor(levels), loc, scale)
+    for quantile, level in zip(found, levels, strict=True):
+        exact = mixture_quantile(loc.flatten(1), scale.flatten(1), level)
+        np.testing.assert_allclose(quantile.flatten().numpy(), exact, rtol=0, atol=2e-6)
+
+
+def test_the_quantile_of_equal_gaussians_is_theirs() -> None:
+    loc, scale = torch.full((3, 1, 1), 3.0), torch.full((3, 1, 1), 0.2)
+    found = normal_mixture_quantiles(torch.tensor([0.5, 0.975]), loc, scale)
+    torch.testing.assert_close(found.flatten(), torch.tensor([3.0, 3.3919928]))
+
+
+def test_recordings_hold_for_any_number_of_rows() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        flat = torch.cat([x, 2 * x]).reshape(-1)  # 2 N C numbers
+        return flat.reshape(2, len(x), -1).sum(0), torch.ones(len(x) + 4) * x.sum()
+
+    graph = record_any_rows(fn, torch.randn(1, 6))
+    for num_rows in (1, 2, 11):
+        x = torch.randn(num_rows, 6)
+        for found, expected in zip(graph(x), fn(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: (x[: len(x) // 2],), "number of rows"),
+        (lambda x: (x / len(x) ** 0.5,), "number of rows"),
+        (lambda x: (x * 2 if len(x) > 4 else x,), "number of rows"),
+        (lambda x: (x + torch.tensor(float(len(x))),), "a constant is another one"),
+        (lambda x: (x + torch.randn(1),), "random"),
+        (lambda x: (x * float(x.sum()),), "values of tensors"),
+    ],
+)
+def test_other_functions_are_refused(fn: Any, reason: str) -> None:
+    with pytest.raises(CaptureError, match=reason):
+        record_any_rows(fn, torch.randn(2, 3))
