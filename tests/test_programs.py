@@ -98,14 +98,14 @@ def test_numbers_are_those_of_numpy_on_the_same_draws(suffix: str, tmp_path: Pat
         posterior.sample(40)["likelihood.scale"]
     )
     epistemic, aleatoric = f.std(0), np.full((7, 1), math.sqrt(np.mean(noise**2)))
-    scales = np.broadcast_to(noise[:, None], (40, 7))
+    scales = torch.as_tensor(noise)[:, None].expand(40, 7)
     expected = {
         "mean": f.mean(0),
         "sd": np.hypot(epistemic, aleatoric),
         "sd_epistemic": epistemic,
         "sd_aleatoric": aleatoric,
     } | {
-        name: np.asarray(mixture_quantile(f[..., 0], scales, level)).reshape(7, 1)
+        name: mixture_quantile(torch.as_tensor(f[..., 0]), scales, level)[:, None]
         for name, level in LEVELS.items()
     }
     assert found.keys() == expected.keys()
@@ -212,7 +212,7 @@ def test_columns_of_a_frame_are_in_the_order_of_the_fit(tmp_path: Path) -> None:
     frame = x.assign(y=x["a"] - 2 * x["c"])
     posterior = fitted(mlp(), bnn.data.from_frame(frame, target="y").train)
     posterior.export(tmp_path / "net.pt2", x[["c", "a", "b"]].head(5), 10)
-    found = loaded(tmp_path / "net.pt2")(x.to_numpy())
+    found = loaded(tmp_path / "net.pt2")(x.to_numpy().copy())
     mean = posterior.predict(x, 10, raw=True).mean
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5, atol=1e-4)
 

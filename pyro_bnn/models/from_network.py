@@ -46,6 +46,7 @@ class BayesianModule(Network):
         is_trained: Whether its weights are not those that torch drew, so that fits start there.
         sites: Names of the parameters that are sampled, as in ``net.named_parameters()``.
         point_estimates: Names of the parameters that stay point estimates.
+        places: All names of each sampled parameter in ``net``, of which a tied weight has several.
     """
 
     _bodies: tuple[FrozenBody, ...] = ()
@@ -72,11 +73,11 @@ class BayesianModule(Network):
         )
         self._starts = starts_of_norms(self.net, matched) if is_one else {}
         # sampled, hence not trained and not in parameters(); a tied weight has several places
-        self._places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
+        self.places = {name: _replace_by_buffers(self.net, parameters[name]) for name in matched}
 
     def own_weights(self) -> dict[str, Tensor]:
         """The network's own values of the parameters that are sampled, by name."""
-        return {name: self.net.get_buffer(self._places[name][0]) for name in self.sites}
+        return {name: self.net.get_buffer(self.places[name][0]) for name in self.sites}
 
     def frozen_body(self, x: Tensor) -> FrozenBody | None:
         """The part of the network before all that is sampled or trained, if there is one.
@@ -92,7 +93,7 @@ class BayesianModule(Network):
                 return known
         parameters = self.net.named_parameters(remove_duplicate=False)
         moving = [name for name, value in parameters if value.requires_grad]
-        moving += [name for names in self._places.values() for name in names]
+        moving += [name for names in self.places.values() for name in names]
         body = frozen_body(self.net, moving, x, ndim=x.ndim + 1 + len(self._bodies))
         if body is None:
             return None
@@ -121,7 +122,7 @@ class BayesianModule(Network):
             else:
                 infer: Any = {"start": self._starts[name]} if name in self._starts else {}
                 value = pyro.sample(name, prior(), infer=infer)
-            values |= dict.fromkeys(self._places[name], value)
+            values |= dict.fromkeys(self.places[name], value)
         for body in self._bodies:
             if body.are_features(x):
                 return require_rows(body.rest(x, values), x)

@@ -366,6 +366,29 @@ class Posterior(SitePosterior):
 
         export(self, Path(path), example, num_samples, seed, raw=raw, level=level)
 
+    @isolated()
+    def state_dict(
+        self, draw: int | None = None, num_samples: int | None = None, seed: int = 0
+    ) -> dict[str, Tensor]:
+        """Weights for a network of torch: their mean over draws, or those of one draw.
+
+        Of a model made by ``bayesian(net)`` or ``bayesian_dropout(net)`` they have the names of
+        ``net``, buffers included: ``net.load_state_dict(posterior.state_dict())``. Of other models
+        they are sites and parameters by their names. A network at mean weights is one function: it
+        has no uncertainty, and is not the mean of the networks.
+
+        Args:
+            draw: Number s of one of the draws of ``sample(num_samples, seed)``; None for the mean.
+            num_samples: Number of draws.
+            seed: Seed of the draws.
+
+        Raises:
+            OptionError: If there is no such draw.
+        """
+        from pyro_bnn.posterior.state import state_dict
+
+        return state_dict(self, draw, num_samples, seed)
+
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file that :meth:`load` reads; the model is not in it.
 

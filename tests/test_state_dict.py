@@ -1,0 +1,107 @@
+"""``posterior.state_dict``: weights for one's own network of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_bnn as bnn
+from pyro_bnn import guides, likelihoods, models, priors
+from pyro_bnn.errors import OptionError
+
+
+def fitted(model: Any, x: Tensor, guide: Any = guides.AutoNormal) -> Any:
+    y = x.reshape(len(x), -1)[:, 0]
+    engine = bnn.SVI(guide, num_steps=3, compile=False)
+    return engine.run(model, (x, y), progress=False)
+
+
+def normalised() -> nn.Module:
+    """With buffers, whose values matter."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+    net(5 + torch.randn(20, 3))
+    return net.eval()
+
+
+class Tied(nn.Module):
+    """One weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``[N, 3]`` to ``[N, 1]``."""
+        f: Tensor = self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        return f
+
+
+MODELS: dict[str, Any] = {
+    "all weights": (normalised, lambda net: bnn.bayesian(net)),
+    "some weights, one computed of a hierarchy": (
+        normalised,
+        lambda net: bnn.bayesian(
+            net, {"0.*": priors.Normal(), "3.weight": priors.Horseshoe()}
+        ),
+    ),
+    "a tied weight": (Tied, lambda net: bnn.bayesian(net)),
+    "members with parameters of their own": (
+        normalised, lambda net: bnn.bayesian(net, {"3.*": priors.Normal()})
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_draw_in_ones_own_network_is_a_draw_of_the_function(name: str) -> None:
+    make, bayesian = MODELS[name]
+    net, x = make(), torch.randn(12, 3)
+    guide = guides.AutoDelta if name.startswith("members") else guides.AutoNormal
+    if name.startswith("members"):
+        engine = bnn.Ensemble(num_members=2, num_steps=3, compile=False)
+        posterior: Any = engine.run(bayesian(net), (x, x[:, 0]), progress=False)
+    else:
+        posterior = fitted(bayesian(net), x, guide)
+    f = posterior.function_draws(x, 4, seed=1)
+    for draw in range(4):
+        other = make()
+        other.load_state_dict(posterior.state_dict(draw, 4, seed=1))
+        torch.testing.assert_close(other(x), f[draw])
+
+
+def test_the_mean_is_that_of_all_draws() -> None:
+    net, x = normalised(), torch.randn(12, 3)
+    posterior = fitted(bnn.bayesian(net), x)
+    state, draws = posterior.state_dict(num_samples=700), posterior.sample(700)
+    assert state.keys() == net.state_dict().keys()
+    for name, values in draws.items():
+        if name in state:
+            torch.testing.assert_close(state[name], values.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state["1.running_mean"], net.state_dict()["1.running_mean"])
+
+
+def test_a_dropout_network_gets_its_trained_weights_back() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    model = bnn.bayesian_dropout(net, likelihoods.Normal(0.1))
+    posterior = bnn.mc_dropout(model, (torch.randn(9, 3), torch.randn(9)))
+    state = posterior.state_dict()
+    assert state.keys() == net.state_dict().keys()
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(state[name], value)
+
+
+def test_another_model_has_its_own_names() -> None:
+    posterior = fitted(models.MLP(3, hidden=(4,)), torch.randn(9, 3))
+    state = posterior.state_dict(2, 5)
+    for name, values in posterior.sample(5).items():
+        torch.testing.assert_close(state[name], values[2])
+
+
+@pytest.mark.parametrize("draw", [-1, 5])
+def test_a_draw_that_is_not_there_is_refused(draw: int) -> None:
+    posterior = fitted(models.MLP(3, hidden=(4,)), torch.randn(9, 3))
+    with pytest.raises(OptionError, match=rf"draw is one of 0 .. 4, not {draw}"):
+        posterior.state_dict(draw, 5)
