@@ -217,10 +217,11 @@ def test_a_full_covariance_is_drawn_beside_one_matrix_of_its_size() -> None:
     assert matrix <= made < 2 * matrix
     assert posterior.predict(x[:1], 1, memory=2 * matrix).draws.shape == (1, 1, 1)
     for num_rows in (1, 10):
+        seed = num_rows  # draws of earlier predictions are kept, and need no matrix
         with pytest.raises(OptionError, match=r": pass memory=\d+ or more$") as refused:
-            posterior.predict(x[:num_rows], 1, memory=matrix)
+            posterior.predict(x[:num_rows], 1, seed, memory=matrix)
         fits = int(re.findall(r"memory=(\d+)", str(refused.value))[0])
-        assert posterior.predict(x[:num_rows], 1, memory=fits).mean.shape == (num_rows, 1)
+        assert posterior.predict(x[:num_rows], 1, seed, memory=fits).mean.shape == (num_rows, 1)
 
 
 PROCESS = """

@@ -12,12 +12,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import joblib
 import numpy as np
 import pandas as pd
 import pyro
@@ -117,8 +116,6 @@ def test_row_is_as_the_page_says(wanted: str) -> None:
         "weights of rows",
         "weights of classes",
         "skewed",
-        "export",
-        "serving",
         "which inputs matter",
     ],
 )
@@ -670,39 +667,6 @@ def feature_importance(said: Said) -> None:
     y = Y
     found = permutation_importance(model, X, y, scoring=bnn.sklearn.log_score)
     assert found.importances_mean.argmax() == 0  # y is made of the first
-
-
-@row("export, serving without this package (torch.export, state_dict)")
-def export(said: Said) -> None:
-    net = between(nn.SiLU())
-    posterior = fits(bnn.bayesian(net, NORMAL))
-    with said():
-        posterior.state_dict()
-    x, draws = ROWS[0], posterior.sample(100)
-
-    class Draws(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.names = net, [name for name, _ in net.named_parameters()]
-            for name in self.names:
-                self.register_buffer(name.replace(".", "_"), draws[name].clone())
-
-        def forward(self, x: Tensor) -> Any:
-            weights = {name: getattr(self, name.replace(".", "_")) for name in self.names}
-            call = torch.func.functional_call
-            return torch.vmap(lambda one: call(self.net, one, (x,)))(weights)
-
-    file = BytesIO()
-    rows = {"x": {0: torch.export.Dim("rows")}}
-    torch.export.save(torch.export.export(Draws(), (x,), dynamic_shapes=rows), file)
-    file.seek(0)
-    f = torch.export.load(file).module()(x[:7])
-    assert_close(f, posterior.function_draws(x[:7], 100))
-    file = BytesIO()
-    joblib.dump(BNNRegressor().fit(X, Y), file)
-    file.seek(0)
-    assert np.isfinite(joblib.load(file).predict(X)).all()
-    assert posterior.save
 
 
 @row("updates with new rows (partial_fit)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 import warnings
 from typing import Any, cast
@@ -16,7 +17,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from pyro_bnn import Prediction, Program, bayesian, guides, likelihoods, memory, models
+from pyro_bnn import SVI, Prediction, Program, bayesian, guides, likelihoods, memory, models
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
@@ -785,3 +786,29 @@ def test_levels_that_are_rounded_have_the_quantiles_of_counts_of_exact_ones() ->
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
     exact = np.quantile(draws.numpy(), [0.025, 0.975], method="inverted_cdf").tolist()
     assert prediction.quantile([(1 - 0.95) / 2, (1 + 0.95) / 2]).flatten().tolist() == exact
+
+
+def test_draws_of_a_prediction_stay_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.linspace(-1, 1, 12).reshape(6, 2)
+    engine = SVI(guides.AutoNormal, num_steps=3, compile=False)
+    posterior = engine.run(models.MLP(2, hidden=(3,)), (x, x[:, 0]), progress=False)
+    first = posterior.predict(x, 50, seed=4)
+    other = posterior.predict(x, 50, seed=5)
+    again = posterior.predict(x, 50, seed=5)
+    torch.testing.assert_close(again.means, other.means, rtol=0, atol=0)
+    copied = pickle.loads(pickle.dumps(posterior))
+    made = [0]
+    draws = type(posterior)._draws
+
+    def counted(self: Any, noise: torch.Tensor) -> torch.Tensor:
+        made[0] += 1
+        return draws(self, noise)
+
+    monkeypatch.setattr(type(posterior), "_draws", counted)
+    posterior.predict(x[:1], 50, seed=5)
+    assert made == [0]
+    torch.testing.assert_close(posterior.predict(x, 50, seed=4).means, first.means)
+    assert made[0] > 0
+    made[0] = 0
+    torch.testing.assert_close(copied.predict(x, 50, seed=5).means, other.means)
+    assert made[0] > 0  # files hold no draws that can be made anew

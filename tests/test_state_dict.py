@@ -41,14 +41,14 @@ class Tied(nn.Module):
 
 
 MODELS: dict[str, Any] = {
-    "all weights": (normalised, lambda net: bnn.bayesian(net)),
+    "all weights": (normalised, bnn.bayesian),
     "some weights, one computed of a hierarchy": (
         normalised,
         lambda net: bnn.bayesian(
             net, {"0.*": priors.Normal(), "3.weight": priors.Horseshoe()}
         ),
     ),
-    "a tied weight": (Tied, lambda net: bnn.bayesian(net)),
+    "a tied weight": (Tied, bnn.bayesian),
     "members with parameters of their own": (
         normalised, lambda net: bnn.bayesian(net, {"3.*": priors.Normal()})
     ),

@@ -47,7 +47,7 @@ def record_any_rows(fn: TensorFunction, rows: Tensor) -> GraphModule:
         CaptureError: If operations depend on the values of rows, on N other than by linear sizes,
             or on random numbers.
     """
-    recordings = [record(fn, (_rows(rows, n),)) for n in NUMBERS_OF_ROWS]
+    recordings = [record(fn, (some_rows(rows, n),)) for n in NUMBERS_OF_ROWS]
     graph = recordings[0]
     nodes = [list(recording.graph.nodes) for recording in recordings]
     if len({len(found) for found in nodes}) > 1:
@@ -81,7 +81,7 @@ def _keep_used_constants(graph: GraphModule) -> None:
             delattr(graph, name)
 
 
-def _rows(rows: Tensor, count: int) -> Tensor:
+def some_rows(rows: Tensor, count: int) -> Tensor:
     """So many rows: the first ones, from the start again where there are fewer."""
     places = torch.arange(count, device=rows.device) % len(rows)
     return rows[places]
@@ -122,9 +122,7 @@ class _Sizes:
         return slope * self._symbol + start
 
 
-def _generalise(
-    nodes: tuple[Node, ...], recordings: Sequence[GraphModule], sizes: _Sizes
-) -> None:
+def _generalise(nodes: tuple[Node, ...], recordings: Sequence[GraphModule], sizes: _Sizes) -> None:
     """Let the first of three nodes stand for any number of rows.
 
     Raises:

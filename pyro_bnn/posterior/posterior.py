@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -26,6 +27,7 @@ from pyro_bnn.posterior.rows import (
     tell_of_left_out,
 )
 from pyro_bnn.posterior.site_posterior import SitePosterior
+from pyro_bnn.predictive.draws import Draws
 from pyro_bnn.predictive.map_draws import Chunks, RowTensors
 from pyro_bnn.predictive.moments import estimated_elbo
 from pyro_bnn.predictive.predict import log_likelihoods, predict
@@ -37,6 +39,8 @@ from pyro_bnn.program.terms import Batch, Params
 
 if TYPE_CHECKING:
     from xarray import DataTree
+
+KEPT = 1 << 25  # most bytes of draws that a posterior keeps between predictions
 
 
 class Posterior(SitePosterior):
@@ -57,6 +61,10 @@ class Posterior(SitePosterior):
         super().__init__(program, provenance)
         self.predictor = program
         self.chunks = Chunks(program)
+        self._kept: tuple[tuple[int, int], Draws] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}
 
     @property
     def has_moments(self) -> bool:
@@ -138,7 +146,7 @@ class Posterior(SitePosterior):
         return predict(
             self.chunks,
             self.params,
-            self.in_blocks(self.count(num_samples), seed),
+            self._draws_to_keep(self.count(num_samples), seed, memory),
             self._inputs(rows),
             seed=seed,
             memory=memory,
@@ -151,6 +159,27 @@ class Posterior(SitePosterior):
                 are_raw=raw,
             ),
         )
+
+    def _draws_to_keep(self, count: int, seed: int, memory: int) -> Draws:
+        """Draws of which small ones stay for the next prediction: rows may come one by one."""
+        key = (count, seed)
+        if self._kept is not None and self._kept[0] == key:
+            return self._kept[1]
+        draws = self.in_blocks(count, seed)
+        size = count * self.program.initial.nbytes
+        is_made = draws.atoms is None and self.num_stored_draws is None
+        if not is_made or not isinstance(memory, int) or size > min(KEPT, memory // 4):
+            return draws
+
+        def blocks() -> Iterator[Tensor]:
+            made = []
+            for block in draws.blocks():
+                made.append(block)
+                yield block
+            held = torch.cat(made)
+            self._kept = key, replace(draws, blocks=lambda: iter((held,)))
+
+        return replace(draws, blocks=blocks)
 
     # Densities
 

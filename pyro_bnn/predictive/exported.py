@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
-from pyro_bnn.capture.any_rows import record_any_rows
+from pyro_bnn.capture.any_rows import record_any_rows, some_rows
 from pyro_bnn.data import Standardiser
 from pyro_bnn.errors import CaptureError, ModelError, OptionError, OutputError
 from pyro_bnn.files.atomic import output
@@ -209,7 +209,9 @@ def served(summary: Summary, rows: Tensor, inputs: Standardiser | None, target: 
     )
 
 
-def compare(program: Callable[[Tensor], Mapping[str, Tensor]], rows: Tensor, of: Prediction) -> None:
+def compare(
+    program: Callable[[Tensor], Mapping[str, Tensor]], rows: Tensor, of: Prediction
+) -> None:
     """Check a program against a prediction by the same draws.
 
     Raises:
@@ -247,7 +249,8 @@ def write(program: Served, rows: Tensor, path: Path) -> None:
         )
     dynamic = {INPUT: {0: torch.export.Dim(ROWS)}}
     with torch.no_grad():
-        exported = torch.export.export(program, (rows,), dynamic_shapes=dynamic)
+        example = some_rows(rows, 3)  # of one alone torch takes 1 for a number
+        exported = torch.export.export(program, (example,), dynamic_shapes=dynamic)
     try:
         with output(path) as place:
             if path.suffix == ".onnx":
@@ -267,9 +270,7 @@ def _write_onnx(exported: Any, names: tuple[str, ...], path: Path) -> None:
     try:
         with warnings.catch_warnings():  # of its own use of torch
             warnings.simplefilter("ignore")
-            made: Any = torch.onnx.export(
-                exported, dynamo=True, input_names=[INPUT], verbose=False
-            )
+            made: Any = torch.onnx.export(exported, dynamo=True, input_names=[INPUT], verbose=False)
     finally:
         own.setLevel(level)
     graph = made.model.graph
