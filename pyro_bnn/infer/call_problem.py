@@ -19,6 +19,7 @@ from pyro_bnn.infer.batches import Batches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import Init
 from pyro_bnn.infer.problem import Facts
+from pyro_bnn.posterior.bound_gap import BoundGap
 from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallLaplace, CallParticles
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.nature import Nature
@@ -135,9 +136,11 @@ class CallProblem(Facts):
         num_parameters: int | None = None,
         losses: list[float] | None = None,
         doubling: Doubling | None = None,
+        bound_gap: BoundGap | None = None,
     ) -> CallGuide:
         """The posterior of a guide; see the base class."""
-        how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
+        how: Any = {"num_parameters": num_parameters, "losses": losses}
+        how |= {"doubling": doubling, "bound_gap": bound_gap}
         provenance = self._of_guide(guide, saves, options, method=method, **how)
         return CallGuide(self.joint, guide, provenance)
 

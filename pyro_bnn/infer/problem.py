@@ -20,6 +20,7 @@ from pyro_bnn.infer.batches import Batches, LoaderBatches, Minibatches
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.inputs import FitData, Init, program_of
 from pyro_bnn.infer.own_weights import OwnWeights
+from pyro_bnn.posterior.bound_gap import BoundGap
 from pyro_bnn.posterior.call_posterior import CallDraws, CallGuide, CallLaplace, CallParticles
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
@@ -112,6 +113,7 @@ class Facts(ABC):
         num_parameters: int | None = None,
         losses: list[float] | None = None,
         doubling: Doubling | None = None,
+        bound_gap: BoundGap | None = None,
     ) -> GuidePosterior | CallGuide:
         """The posterior of a guide.
 
@@ -123,6 +125,7 @@ class Facts(ABC):
             num_parameters: How many numbers were fitted, by default those of the guide.
             losses: Minus the objective at each step.
             doubling: What the second half of the run gained.
+            bound_gap: How far what was maximised lies below the ELBO.
         """
 
     @abstractmethod
@@ -172,6 +175,7 @@ class Facts(ABC):
         losses: list[float] | None = None,
         phases: dict[str, float] | None = None,
         doubling: Doubling | None = None,
+        bound_gap: BoundGap | None = None,
     ) -> Provenance:
         """How a posterior of this problem came about; see :class:`Provenance`."""
         return Provenance(
@@ -184,6 +188,7 @@ class Facts(ABC):
             losses=np.asarray(losses or [], dtype=np.float64),
             phases=phases or {},
             doubling=doubling,
+            bound_gap=bound_gap,
             threads=saves.threads,
             gpu=gpu_name(self.joint.device),
             nature=None if self.declare is None else self.declare(options),
@@ -295,9 +300,11 @@ class Problem(Facts):
         num_parameters: int | None = None,
         losses: list[float] | None = None,
         doubling: Doubling | None = None,
+        bound_gap: BoundGap | None = None,
     ) -> GuidePosterior:
         """The posterior of a guide; see the base class."""
-        how: Any = {"num_parameters": num_parameters, "losses": losses, "doubling": doubling}
+        how: Any = {"num_parameters": num_parameters, "losses": losses}
+        how |= {"doubling": doubling, "bound_gap": bound_gap}
         provenance = self._of_guide(guide, saves, options, method=method, **how)
         return GuidePosterior(self.program, guide, provenance)
 

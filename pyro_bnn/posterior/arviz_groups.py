@@ -110,6 +110,8 @@ def tree_of(
     kept = {name: getattr(posterior, name) for name in KEPT}
     doubling = getattr(posterior, "doubling", None)
     kept["doubling"] = None if doubling is None else asdict(doubling)
+    if (bound_gap := getattr(posterior, "bound_gap", None)) is not None:
+        kept["bound_gap"] = asdict(bound_gap)
     if (nature := getattr(posterior, "nature", None)) is not None:  # not everybody's posterior has
         kept["nature"] = nature.to_json()
     of_draws = {"format_version": FORMAT_VERSION, "draws_seed": seed, "rows": _rows(points)}

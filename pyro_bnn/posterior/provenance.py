@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pyro_bnn.data import Dataset, Standardiser
+from pyro_bnn.posterior.bound_gap import BoundGap
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.nature import Nature
 
@@ -44,6 +45,7 @@ class Provenance:
         target_names: Names of several targets; None of one, or where unknown.
         class_names: Names of the classes 0 .. C-1, or None.
         doubling: What the second half of the run gained; None where it was not compared.
+        bound_gap: How far what was maximised lies below the ELBO; None where it is no such bound.
         nature: What the engine declares that it is; None where nobody did, as in older files.
     """
 
@@ -64,6 +66,7 @@ class Provenance:
     target_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
     doubling: Doubling | None = None
+    bound_gap: BoundGap | None = None
     nature: Nature | None = None
 
 

@@ -55,6 +55,8 @@ class SitePosterior(ABC):
         num_parameters: How many numbers the run fitted.
         losses: Negative ELBO estimate of each step ``[steps]``, nats; empty for samplers.
         doubling: What the second half of the run gained; None where that was not compared.
+        bound_gap: How far what was maximised lies below the ELBO, by draws; None where it is none
+            of the closed-form bounds.
     """
 
     _by_kind: ClassVar[dict[str, type[SitePosterior]]] = {}
@@ -76,6 +78,7 @@ class SitePosterior(ABC):
         self.processes, self.num_parameters = provenance.processes, provenance.num_parameters
         self.gpu = provenance.gpu
         self.losses, self.doubling = provenance.losses, provenance.doubling
+        self.bound_gap = provenance.bound_gap
 
     # What is known of it
 

@@ -22,6 +22,7 @@ from pyro_bnn.files.tensors import read_tensors, write_tensors
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of
 from pyro_bnn.posterior.arguments import packed, unpacked
+from pyro_bnn.posterior.bound_gap import BoundGap
 from pyro_bnn.posterior.doubling import Doubling
 from pyro_bnn.posterior.nature import SCHEMA as OF_NATURE
 from pyro_bnn.posterior.nature import Nature
@@ -54,6 +55,7 @@ OF_PROVENANCE = {
     "gpu?": (None, str),
     "num_parameters": range(MOST),
     "doubling?": (None, {"gain": float, "error": float, "num_steps": range(MOST)}),
+    "bound_gap?": (None, {"gap": float, "error": float, "num_rows": range(MOST)}),
     **dict.fromkeys(NAMES, (None, [str])),
     "nature?": (None, OF_NATURE),
 }
@@ -127,6 +129,8 @@ def _header(provenance: Provenance) -> Document:
     header = {name: getattr(provenance, name) for name in FIELDS}
     if provenance.doubling is not None:
         header["doubling"] = asdict(provenance.doubling)
+    if provenance.bound_gap is not None:
+        header["bound_gap"] = asdict(provenance.bound_gap)
     header["nature"] = None if provenance.nature is None else provenance.nature.to_json()
     return header
 
@@ -330,6 +334,8 @@ def _provenance(document: Document) -> Provenance:
     )
     if header["doubling"] is not None:
         header["doubling"] = Doubling(**header["doubling"])
+    if header["bound_gap"] is not None:
+        header["bound_gap"] = BoundGap(**header["bound_gap"])
     losses = document["losses"].numpy()
     header["nature"] = Nature.from_json(header["nature"])
     return Provenance(**{**header, **names}, losses=losses, inputs=inputs, target=target)

@@ -25,7 +25,18 @@ Y = X[:, 0].sin() + 0.3 * X[:, 1] + 0.2 * torch.randn(30, generator=GENERATOR).d
 BOTH = torch.stack([Y, X[:, 2].square()], 1)
 CLASSES = (Y > 0).double()
 COUNTS = Y.exp().round()
+THREE = COUNTS.clamp(max=2).long()
 NUM_DRAWS = 20_000
+
+
+class Tempered(likelihoods.Categorical):
+    """Classes whose logits are not f itself."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def distribution(self, f: Tensor) -> Any:
+        return super().distribution(f / 2)
 
 
 def mlp(likelihood: Any = None, **options: Any) -> models.MLP:
@@ -65,8 +76,16 @@ def expected(program: Program, guide: Any, y: Tensor, noise: Tensor) -> Tensor:
         (likelihoods.Normal([0.25, 0.5]), BOTH),
         (likelihoods.Bernoulli(), CLASSES),
         (likelihoods.Poisson(), COUNTS),
+        (likelihoods.StudentT(df=4.0, scale=0.5), Y),
+        (likelihoods.StudentT(), BOTH),  # a scale for each, drawn with the other sites
+        (likelihoods.HeteroscedasticNormal(), Y),
+        (likelihoods.HeteroscedasticNormal(), BOTH),
+        (likelihoods.Categorical(2), CLASSES.long()),
     ],
-    ids=["Gaussian", "noise learned", "two outputs", "classes", "counts"],
+    ids=[
+        *("Gaussian", "noise learned", "two outputs", "classes", "counts", "t", "two of t"),
+        *("noise of an output", "two noises of outputs", "two logits"),
+    ],
 )
 @pytest.mark.parametrize(
     "part", ["AutoMultivariateNormal", "AutoNormal", "AutoLowRankMultivariateNormal"]
@@ -205,8 +224,14 @@ def test_a_compiled_step_is_the_plain_one() -> None:
         (None, Y, {"parts": {"layers.1": AutoDelta}}, OptionError, "AutoDelta is none"),
         (None, Y, {"parts": {"layers.1": guides.AutoFlow}}, OptionError, "AutoFlow is none"),
         (likelihoods.Normal(), Y, {"parts": {"*[!0].[wbs]*": AutoNormal}}, SiteError, r"d\.scale"),
-        (likelihoods.Categorical(3), COUNTS.clamp(max=2).long(), {}, OptionError, "3 outputs"),
-        (likelihoods.HeteroscedasticNormal(), Y, {}, OptionError, "Normal of 2 outputs"),
+        (Tempered(), THREE, {}, OptionError, "this Categorical several outputs .*last_layer_draws"),
+        (
+            likelihoods.HeteroscedasticNormal(),
+            Y,
+            {"parts": {"layers.1": AutoDelta}},
+            OptionError,
+            "AutoDelta",
+        ),
     ],
 )
 def test_what_has_no_closed_form_is_refused(

@@ -51,7 +51,8 @@ def objective_of(
         needs_all_rows: Whether the objective is no sum over rows.
     """
     nodes = None if estimator is None else estimator.nodes
-    best = estimator if nodes is not None else make_estimator(AUTO, program, guide)
+    keeps = estimator is not None and (nodes is not None or estimator.compares)
+    best = estimator if keeps else make_estimator(AUTO, program, guide)
 
     def objective(values: Sequence[Tensor], noise: Sequence[Tensor], rows: Batch) -> Tensor:
         return -loss_at(values, noise if nodes is None else [nodes], rows, best)

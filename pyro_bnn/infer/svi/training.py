@@ -24,6 +24,7 @@ from pyro_bnn.infer.problem import Facts
 from pyro_bnn.infer.run import WINDOW, GradientRun, weight_of_kl
 from pyro_bnn.infer.steps.rounds import Rounds, ends_of_rounds
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, WEIGHT_SAMPLING
+from pyro_bnn.infer.svi.gap_by_draws import bound_gap
 from pyro_bnn.infer.svi.judge import most_pairs, objective_of
 from pyro_bnn.infer.svi.starts import Starts
 from pyro_bnn.infer.svi.step_loss import StepLoss
@@ -306,6 +307,7 @@ class Training(GradientRun[GuideDraws]):
             num_parameters=sum(p.numel() for p in self.parameters),
             losses=self.losses,
             doubling=self.doubling_here(self.position),
+            bound_gap=bound_gap(self.loss, self.values(), self.batches.whole, self.seed),
         )
 
     def described(self) -> dict[str, Any]:

@@ -3,8 +3,9 @@ r"""Estimators of the likelihood term of the ELBO by name: one expectation, seve
 .. math:: \nabla\, \mathbb E_q \log p(y \mid x, w), \qquad q(w) = \mathcal N(m, s^2)
 
 ``"weight_sampling"`` draws the weights once a particle for all rows of a step, and serves every
-guide; ``"last_layer"`` takes an ``AutoComposite``, ``"analytic"`` a factorised Gaussian, the others
-one that is factorised given some shared noise. The KL is the same in all. ``"auto"`` draws the
+guide; ``"last_layer"`` and ``"last_layer_draws"`` take an ``AutoComposite``, ``"analytic"`` a
+factorised Gaussian, the others one that is factorised given some shared noise. The KL is the same
+in all. ``"auto"`` draws the
 outputs of layers where guide and model let it, and else the weights.
 """
 
@@ -18,19 +19,25 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.estimators.analytic import Analytic
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
 from pyro_bnn.infer.svi.estimators.input_masks import InputMasks
-from pyro_bnn.infer.svi.estimators.last_layer import LastLayer
+from pyro_bnn.infer.svi.estimators.last_layer import LastLayer, LastLayerDraws
 from pyro_bnn.infer.svi.estimators.product_estimators import Flipout, LocalReparameterization
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 
 EstimatorName: TypeAlias = Literal[
-    "auto", "weight_sampling", "local_reparameterization", "flipout", "analytic", "last_layer"
+    "auto",
+    "weight_sampling",
+    "local_reparameterization",
+    "flipout",
+    "analytic",
+    "last_layer",
+    "last_layer_draws",
 ]
 AUTO: Literal["auto"] = "auto"
 WEIGHT_SAMPLING: Literal["weight_sampling"] = "weight_sampling"
 FOR_ALL = (AUTO, WEIGHT_SAMPLING)
 ESTIMATORS: Mapping[str, type[Estimator]] = {
-    cls.name: cls for cls in (LocalReparameterization, Flipout, Analytic, LastLayer)
+    cls.name: cls for cls in (LocalReparameterization, Flipout, Analytic, LastLayer, LastLayerDraws)
 }
 
 

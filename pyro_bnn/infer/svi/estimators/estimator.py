@@ -40,12 +40,16 @@ class Estimator(RowEstimate):
     Attributes:
         name: As ``SVI(estimator=...)`` takes it.
         takes: Which guides it serves, for messages.
+        compares: Whether snapshots of a fit are compared by it, whatever the default of the guide.
+        is_bound: Whether it is below the expectation: what is maximised is below the ELBO.
         nodes: Noise ``[S, M]`` of the draws in the KL where these are fixed, or None.
         row_numbers: Numbers of noise a row and particle.
     """
 
     name: ClassVar[str]
     takes: ClassVar[str] = "independent Gaussian weights, as guides.AutoNormal has them"
+    compares: ClassVar[bool] = False
+    is_bound: bool = False
     nodes: Tensor | None = None
     row_numbers: int = 0
 

@@ -1,4 +1,4 @@
-r"""Variational Bayesian last layer: the expectation over a layer in which f is linear, exactly.
+r"""Variational Bayesian last layer: the expectation over a layer in which f is linear.
 
 With :math:`f_n = J_n w` plus a constant, w the weights of the layer and :math:`q(w) = \mathcal N(m,
 S)`, the output is Gaussian whatever the other sites are, and of Gaussian noise
@@ -6,7 +6,12 @@ S)`, the output is Gaussian whatever the other sites are, and of Gaussian noise
 .. math:: \mathbb E_q \log \mathcal N(y_n \mid f_n, s^2)
           = \log \mathcal N(y_n \mid J_n m, s^2) - \frac{J_n S J_n^\top}{2 s^2}
 
-Of another likelihood of one output it is an integral over one number, by Gauss-Hermite quadrature.
+Of likelihoods whose targets have one output each, of Gaussian noise whose sd is an output, and of
+two classes it is an integral over one number, by quadrature. Of C classes there is a lower bound,
+
+.. math:: \mathbb E_q \log \mathrm{softmax}_y(f_n)
+          \ge \mu_{ny} - \log \sum_k \exp\bigl(\mu_{nk} + v_{nk} / 2\bigr), \qquad
+          \mu_n = J_n m, \; v_{nk} = (J_n S J_n^\top)_{kk}
 
 References:
     Harrison, Willes & Snoek, "Variational Bayesian Last Layers", ICLR 2024, arXiv:2404.11599.
@@ -14,34 +19,137 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeAlias, cast
 
-import numpy as np
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_bnn.errors import OptionError, SiteError
+from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoComposite, Guide
 from pyro_bnn.guides.parts.blocks import LAST_LAYER, matching_sites
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
+from pyro_bnn.infer.svi.estimators.expectations import Expectation, expectation_of
+from pyro_bnn.infer.svi.estimators.output_moments import LastLayerOutputs, OutputMoments
 from pyro_bnn.priors.from_posterior import gaussian_of_guide
-from pyro_bnn.program.batched import refused_as, without_vmap_warnings
+from pyro_bnn.program.batched import refused_as
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Batch, GuideTerms, Params, with_prefix
 
-NUM_NODES = 20  # of the quadrature; of a square, as the log density of Gaussian noise, 2 are exact
-ROUNDING = 1e-3  # of f, by which a network that is linear may differ from it
-SMALLEST = 1e-30  # variance of f, whose root has a gradient
+RowsAt: TypeAlias = Callable[[Tensor], Tensor]
+"""Log densities ``[B]`` of rows at outputs ``[B, F]``."""
 
 
-class LastLayer(Estimator):
-    """The expected log likelihood in closed form over the last layer, at draws of all else.
+class OverLastLayer(Estimator):
+    """Base of the estimators that know f as a Gaussian, at draws of all but the last layer.
 
     The part of an ``AutoComposite`` that has the last layer is Gaussian, and f is linear in its
-    sites. The likelihood is ``Normal``, or another one of a single output, taken by quadrature.
+    sites.
+
+    Args:
+        program: The model as tensor functions.
+        guide: The guide, set up.
+
+    Raises:
+        OptionError: If the part is not Gaussian.
+        SiteError: If f is not linear in the sites of the part; names them.
+    """
+
+    takes: ClassVar[str] = "a Gaussian part over the last layer, as guides.AutoComposite has it"
+    compares = True
+
+    def __init__(self, program: Program, guide: Guide) -> None:
+        super().__init__(program)
+        assert isinstance(guide, AutoComposite)
+        self.guide = guide
+        last = matching_sites(LAST_LAYER, program.sites, program.model)[-1]
+        names = guide.names_of_parts
+        number = next(i for i, own in enumerate(names) if last in own)
+        part = cast(list[Guide], list(guide.parts))[number]
+        self._prefix = f"parts.{number}."
+        if gaussian_of_guide(part) is None:
+            raise OptionError(
+                f'estimator="{self.name}" takes a Gaussian over the last layer, and '
+                f"{type(part).__name__} is none: take AutoMultivariateNormal for that part, "
+                "or leave the estimator at its default"
+            )
+        sites = {site.name: site for site in program.sites}
+        self.sites = [sites[name] for name in names[number]]
+        self.outputs = LastLayerOutputs(program, part, self.sites)
+
+    @classmethod
+    def serves(cls, guide: object) -> bool:
+        """Whether it serves a guide, or a class of guides."""
+        return issubclass(guide if isinstance(guide, type) else type(guide), AutoComposite)
+
+    @classmethod
+    def of(cls, program: Program, guide: Guide) -> OverLastLayer:
+        """The estimator for one model and guide."""
+        return cls(program, guide)
+
+    @abstractmethod
+    def of_output(self, q: OutputMoments, noise: Tensor, rows_at: RowsAt) -> Tensor:
+        """Log densities ``[B]`` of rows, expected or drawn, given the Gaussian of f.
+
+        Args:
+            q: The Gaussian of f.
+            noise: Noise ``[B, R]`` of the rows.
+            rows_at: Log densities at given outputs.
+        """
+
+    def rows(
+        self,
+        terms: GuideTerms,  # noqa: ARG002
+        noise: Sequence[Tensor],
+        batch: Batch,
+        params: Params,
+        own: Params,
+    ) -> tuple[Tensor, float]:
+        """Log densities ``[S, B]`` at S draws of the other sites; see the base class."""
+        return self._at_draws(self.of_output, noise, batch, params, own)
+
+    def _at_draws(
+        self,
+        of_output: Callable[[OutputMoments, Tensor, RowsAt], Tensor],
+        noise: Sequence[Tensor],
+        batch: Batch,
+        params: Params,
+        own: Params,
+    ) -> tuple[Tensor, float]:
+        """What a function makes of the Gaussian of f, ``[S, B]``; and N/B."""
+        z = self.guide.terms(own, noise[0], density=False).z  # [S, P], the part's own not used
+        of_rows = noise[1] if len(noise) > 1 else z.new_zeros(len(z), len(batch.x), 0)
+        weights = self.outputs.weights(with_prefix(own, self._prefix))
+        factor = 1.0
+
+        def one(z: Tensor, of_rows: Tensor) -> Tensor:
+            values = self.program.constrain(z)
+
+            def rows_at(output: Tensor) -> Tensor:
+                nonlocal factor
+                rows, factor = self.program.row_log_likelihood(values, batch, params, output=output)
+                return rows
+
+            q = self.outputs.moments(z, weights, batch.x, params)
+            return of_output(q, of_rows, rows_at)
+
+        with refused_as(
+            f'estimator="{self.name}" needs a model that can be batched over draws, and this one '
+            "cannot: leave the estimator at its default"
+        ):
+            if len(z) == 1:
+                rows = one(z[0], of_rows[0]).unsqueeze(0)
+            else:
+                rows = torch.func.vmap(one)(z, of_rows)
+        return rows, factor
+
+
+class LastLayer(OverLastLayer):
+    """The expected log likelihood in closed form over the last layer, at draws of all else.
+
+    By quadrature over one number where y asks for it, and of three classes or more a lower bound.
     Beside a point estimate of all else nothing is random.
 
     Args:
@@ -54,140 +162,69 @@ class LastLayer(Estimator):
     """
 
     name = "last_layer"
-    takes = "a Gaussian part over the last layer, as guides.AutoComposite has it"
 
     def __init__(self, program: Program, guide: Guide) -> None:
-        super().__init__(program)
-        assert isinstance(guide, AutoComposite)
-        self.guide = guide
-        last = matching_sites(LAST_LAYER, program.sites, program.model)[-1]
-        names = guide.names_of_parts
-        number = next(i for i, own in enumerate(names) if last in own)
-        parts = cast(list[Guide], list(guide.parts))
-        self.part, self._prefix = parts[number], f"parts.{number}."
-        if gaussian_of_guide(self.part) is None:
+        super().__init__(program, guide)
+        self.expectation = self._expectation()
+        self.is_bound = self.expectation.is_bound
+
+    def of_output(self, q: OutputMoments, noise: Tensor, rows_at: RowsAt) -> Tensor:  # noqa: ARG002
+        """Expected log densities ``[B]``; see the base class."""
+        rows: Tensor = torch.func.vmap(rows_at)(self.expectation.outputs(q))  # [K, B]
+        return self.expectation.combine(rows, q)
+
+    def slack(
+        self, noise: Tensor, generator: torch.Generator, batch: Batch, params: Params, own: Params
+    ) -> Tensor:
+        """By how much log densities at draws of f are above the bound, ``[S, B]``.
+
+        Args:
+            noise: Noise ``[S, M]`` of the guide's draws.
+            generator: Of the noise of f.
+            batch: Rows of the data.
+            params: Values of the model's point-estimated parameters.
+            own: Values of the guide's parameters by name.
+        """
+        size = (len(noise), len(batch.x), self.outputs.num_outputs + self.outputs.num_shared)
+        of_rows = torch.randn(size, generator=generator, dtype=noise.dtype, device=noise.device)
+
+        def above(q: OutputMoments, noise: Tensor, rows_at: RowsAt) -> Tensor:
+            return rows_at(q.draw(noise)) - self.of_output(q, noise, rows_at)
+
+        return self._at_draws(above, (noise, of_rows), batch, params, own)[0]
+
+    def _expectation(self) -> Expectation:
+        found = expectation_of(self.program, self.sites)
+        if found is None:
+            program = self.program
+            fn = base_distribution(program.observed(program.initial, program.example.x)[0])
             raise OptionError(
-                f'estimator="{self.name}" takes a Gaussian over the last layer, and '
-                f"{type(self.part).__name__} is none: take AutoMultivariateNormal for that part, "
-                "or leave the estimator at its default"
+                f'estimator="{self.name}" takes Gaussian noise, also of an sd that is an output, '
+                "classes of logits f, and other likelihoods whose targets have an output each. In "
+                f"this {type(fn).__name__} several outputs enter one target in another way: take "
+                f'estimator="{LastLayerDraws.name}"'
             )
-        self._eye = torch.eye(self.part.noise_dim).to(program.initial)  # C has none
-        sites = {site.name: site for site in program.sites}
-        self._sites = [sites[name] for name in names[number]]
-        self._check_linear()
-        self._nodes, self._weights = self._quadrature()
-
-    @classmethod
-    def serves(cls, guide: object) -> bool:
-        """Whether it serves a guide, or a class of guides."""
-        return issubclass(guide if isinstance(guide, type) else type(guide), AutoComposite)
-
-    @classmethod
-    def of(cls, program: Program, guide: Guide) -> LastLayer:
-        """The estimator for one model and guide."""
-        return cls(program, guide)
-
-    def rows(
-        self,
-        terms: GuideTerms,  # noqa: ARG002
-        noise: Sequence[Tensor],
-        batch: Batch,
-        params: Params,
-        own: Params,
-    ) -> tuple[Tensor, float]:
-        """Expected log densities ``[S, B]`` at S draws of the other sites; see the base class."""
-        z = self.guide.terms(own, noise[0], density=False).z  # [S, P], the part's own not used
-        of_part = with_prefix(own, self._prefix)
-        centred = {
-            name: torch.zeros_like(value) if name in self.part.mean_params else value
-            for name, value in of_part.items()
-        }
-        centre = self.part.terms(of_part, self._eye[:1] * 0, density=False).z  # [1, P_b]
-        root = self.part.terms(centred, self._eye, density=False).z  # rows of one of S, [M, P_b]
-        weights = torch.cat([centre, centre * 0, root])
-        factor = 1.0
-
-        def one(z: Tensor) -> Tensor:
-            nonlocal factor
-            mean, at_zero, *_ = f = self._functions(z, weights, batch.x, params)  # [2 + M, B, F]
-            sd = (f[2:] - at_zero).square().sum(0).clamp_min(SMALLEST).sqrt()
-            values = self.program.constrain(z)
-
-            def at(node: Tensor) -> Tensor:
-                nonlocal factor
-                rows, factor = self.program.row_log_likelihood(
-                    values, batch, params, output=mean + node * sd
-                )
-                return rows
-
-            of_nodes: Tensor = torch.func.vmap(at)(self._nodes)  # [K, B]
-            return (self._weights.unsqueeze(-1) * of_nodes).sum(0)
-
-        with refused_as(
-            f'estimator="{self.name}" needs a model that can be batched over draws, and this one '
-            "cannot: leave the estimator at its default"
-        ):
-            rows = one(z[0]).unsqueeze(0) if len(z) == 1 else torch.func.vmap(one)(z)
-        return rows, factor
-
-    def _functions(self, z: Tensor, weights: Tensor, x: Tensor, params: Params) -> Tensor:
-        """The network's f ``[D, N, F]`` at z ``[P]`` with other weights ``[D, P_b]``."""
-        values = self.program.constrain(z)
-
-        def at(weight: Tensor) -> Tensor:
-            pieces = weight.split([site.stop - site.start for site in self._sites])
-            own = {s.name: w.reshape(s.shape) for s, w in zip(self._sites, pieces, strict=True)}
-            return self.program.function_at({**values, **own}, x, params)
-
-        with without_vmap_warnings():
-            found: Tensor = torch.func.vmap(at)(weights)
         return found
 
-    def _check_linear(self) -> None:
-        """Compare f at the sum of two values of the part's sites with the sum of f there."""
-        names = ", ".join(site.name for site in self._sites)
-        is_linear = all(site.is_real for site in self._sites)
-        if is_linear:
-            program = self.program
-            generator = torch.Generator().manual_seed(0)
-            a, b = torch.randn(2, self.part.num_latents, generator=generator).to(program.initial)
-            weights = torch.stack([a, b, a + b, torch.zeros_like(a)])
-            with torch.no_grad():
-                f = self._functions(program.initial, weights, program.example.x, program.params)
-            gap = (f[0] + f[1] - f[2] - f[3]).abs().max()
-            is_linear = bool(gap <= ROUNDING * f.abs().max())
-        if not is_linear:
-            raise SiteError(
-                f'estimator="{self.name}" needs an output that is linear in the sites of a part, '
-                f'and it is not in {names}: give the last layer a part of its own, "last layer", '
-                "or leave the estimator at its default"
-            )
 
-    def _quadrature(self) -> tuple[Tensor, Tensor]:
-        """Nodes and weights ``[K]`` of the mean over a standard normal number."""
-        program, x = self.program, self.program.example.x
-        moved = program.initial.clone()  # to another f, all else as it was
-        for site in self._sites:
-            moved[site.start : site.stop] += 1
-        with torch.no_grad():
-            f = program.function(program.initial, x)
-            first, second = (
-                base_distribution(program.observed(z, x)[0]) for z in (program.initial, moved)
-            )
-        is_square = (
-            isinstance(first, dist.Normal)
-            and isinstance(second, dist.Normal)
-            and f.numel() == first.loc.numel()
-            and torch.equal(first.loc, f.reshape(first.loc.shape))
-            and torch.equal(first.scale, second.scale)
-        )
-        if not is_square and f.shape[-1] > 1:
-            raise OptionError(
-                f'estimator="{self.name}" is in closed form for Gaussian noise, and an integral '
-                f"over one number for other likelihoods of one output; this is "
-                f"{type(first).__name__} of {f.shape[-1]} outputs: leave the estimator at its "
-                "default"
-            )
-        nodes, weights = np.polynomial.hermite_e.hermegauss(2 if is_square else NUM_NODES)
-        like = program.initial
-        return torch.from_numpy(nodes).to(like), torch.from_numpy(weights / weights.sum()).to(like)
+class LastLayerDraws(OverLastLayer):
+    """Draws of f of each row in place of draws of the last layer: under any likelihood, unbiased.
+
+    Args:
+        program: The model as tensor functions.
+        guide: The guide, set up.
+
+    Raises:
+        OptionError: If the part is not Gaussian.
+        SiteError: If f is not linear in the sites of the part; names them.
+    """
+
+    name = "last_layer_draws"
+
+    def __init__(self, program: Program, guide: Guide) -> None:
+        super().__init__(program, guide)
+        self.row_numbers = self.outputs.num_outputs + self.outputs.num_shared
+
+    def of_output(self, q: OutputMoments, noise: Tensor, rows_at: RowsAt) -> Tensor:
+        """Log densities ``[B]`` at a draw of f of each row; see the base class."""
+        return rows_at(q.draw(noise))

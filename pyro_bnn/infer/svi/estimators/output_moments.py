@@ -1,0 +1,214 @@
+r"""The Gaussian of a network's output under a Gaussian over the weights of its last layer.
+
+.. math:: f_n = J_n w + c_n, \quad w \sim \mathcal N(m, S) \;\Rightarrow\;
+          f_n \sim \mathcal N(J_n m + c_n,\; J_n S J_n^\top)
+
+Where a linear layer makes f, and its entries are independent but for R numbers that they share, the
+variance is a product of squared features; else f is computed at each column of a root of S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_bnn.errors import SiteError
+from pyro_bnn.guides import Guide
+from pyro_bnn.infer.svi.estimators.estimator import has_own_noise
+from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Weight
+from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Params
+from pyro_bnn.sites import Site
+
+ROUNDING = 1e-3  # of f, by which a network that is linear may differ from it
+SMALLEST = 1e-30  # variance of f, whose root has a gradient
+
+
+class OutputMoments(NamedTuple):
+    """A Gaussian over the outputs ``[F]`` of each of B rows.
+
+    Attributes:
+        mean: Means ``[B, F]``.
+        own: Variances ``[B, F]`` of each output alone.
+        roots: What R shared standard normal numbers add, ``[R, B, F]``.
+    """
+
+    mean: Tensor
+    own: Tensor
+    roots: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances ``[B, F]``."""
+        return (self.own + self.roots.square().sum(0)).clamp_min(SMALLEST)
+
+    def covariance(self, first: Tensor, second: Tensor) -> Tensor:
+        """Covariances ``[B, K]`` of K outputs with K others, by their numbers."""
+        return (self.roots[..., first] * self.roots[..., second]).sum(0)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Outputs ``[B, F]`` made of noise ``[B, F + R]`` of each row."""
+        own, shared = noise.split([self.mean.shape[-1], len(self.roots)], -1)
+        draws: Tensor = self.mean + self.own.clamp_min(SMALLEST).sqrt() * own
+        return draws + torch.einsum("rbf,br->bf", self.roots, shared)
+
+
+class LastLayerOutputs:
+    """Moments of f over the sites of one Gaussian part of a guide, at values of the others.
+
+    Args:
+        program: The model as tensor functions.
+        part: The guide of the part.
+        sites: Its sites, in their order.
+
+    Attributes:
+        num_outputs: Outputs F.
+        num_shared: Shared numbers R.
+
+    Raises:
+        SiteError: If f is not linear in the sites.
+    """
+
+    def __init__(self, program: Program, part: Guide, sites: Sequence[Site]) -> None:
+        self._program, self._part, self._sites = program, part, sites
+        with torch.no_grad():
+            self.num_outputs = program.function(program.initial, program.example.x).shape[-1]
+        self._require_linear()
+        self._is_product = self._is_one_product()
+        self.num_shared = part.noise_dim - (part.num_latents if self._is_product else 0)
+        # the noise of entries comes last
+        self._eye = torch.eye(self.num_shared, part.noise_dim).to(program.initial)
+
+    def weights(self, of_part: Params) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Means ``[P_b]``, roots ``[R, P_b]`` and standard deviations ``[P_b]`` of the weights.
+
+        Args:
+            of_part: The part's parameters, by name.
+        """
+        part = self._part
+        zero = self._eye.new_zeros(1, part.noise_dim)
+        centred = {
+            name: torch.zeros_like(value) if name in part.mean_params else value
+            for name, value in of_part.items()
+        }
+        terms = part.terms(of_part, zero, density=self._is_product)
+        scale = None if terms.entry_noise is None else terms.entry_noise.scale
+        roots = part.terms(centred, self._eye, density=False).z if self.num_shared else self._eye
+        return terms.z[0], roots.reshape(self.num_shared, part.num_latents), scale
+
+    def moments(
+        self,
+        z: Tensor,
+        weights: tuple[Tensor, Tensor, Tensor | None],
+        x: Tensor,
+        params: Params,
+    ) -> OutputMoments:
+        """Moments of f at inputs x, and z ``[P]`` of the other sites."""
+        mean, roots, scale = weights
+        if scale is None:
+            zero = torch.zeros_like(mean)
+            many = torch.cat([torch.stack([mean, zero]), roots])
+            f, at_zero, *_ = of_all = self._functions(z, many, x, params)  # [2 + R, B, F]
+            return OutputMoments(f, torch.zeros_like(f), of_all[2:] - at_zero)
+        f, own = self._product(z, mean, scale, x, params)
+        if not len(roots):
+            return OutputMoments(f, own, f.new_zeros(0, *f.shape))
+        many = torch.cat([torch.zeros_like(mean).unsqueeze(0), roots])
+        at_zero, *_ = of_all = self._functions(z, many, x, params)
+        return OutputMoments(f, own, of_all[1:] - at_zero)
+
+    def _values(self, weights: Tensor) -> dict[str, Tensor]:
+        """Values of the part's sites out of their entries ``[P_b]``."""
+        pieces = weights.split([site.stop - site.start for site in self._sites])
+        pairs = zip(self._sites, pieces, strict=True)
+        return {site.name: piece.reshape(site.shape) for site, piece in pairs}
+
+    def _functions(self, z: Tensor, weights: Tensor, x: Tensor, params: Params) -> Tensor:
+        """The network's f ``[D, N, F]`` at z ``[P]`` with other weights ``[D, P_b]``."""
+        values = self._program.constrain(z)
+
+        def at(weight: Tensor) -> Tensor:
+            return self._program.function_at({**values, **self._values(weight)}, x, params)
+
+        with without_vmap_warnings():
+            found: Tensor = torch.func.vmap(at)(weights)
+        return found
+
+    def _product(
+        self, z: Tensor, mean: Tensor, scale: Tensor, x: Tensor, params: Params
+    ) -> tuple[Tensor, Tensor]:
+        """The network's f ``[N, F]`` at means, and its variances under independent weights."""
+        means, scales = self._values(mean), self._values(scale)
+        weights = [Weight(name, means[name], scales[name]) for name in means]
+        variances: list[Tensor] = []
+
+        def rule(product: Product) -> Tensor:
+            value = product.mean()
+            variance = torch.zeros_like(value)
+            if isinstance(product.weight, Weight):
+                squares = product.weight.deviation.square()
+                variance = product.apply(product.x.square(), squares, None)
+            if isinstance(product.bias, Weight):
+                variance = variance + product.bias.deviation.square()
+            variances.append(variance)
+            return value
+
+        values = {**self._program.constrain(z), **means}
+        with GaussianWeights(weights, rule, lambda *_: None):
+            f = self._program.function_at(values, x, params)
+        return f, variances[0].reshape(f.shape)
+
+    def _is_one_product(self) -> bool:
+        """Whether a linear layer of these sites alone makes f, and entries have own noise."""
+        program = self._program
+        if not has_own_noise(self._part):
+            return False
+        values = program.constrain(program.initial)
+        given = [Weight(s.name, values[s.name], values[s.name]) for s in self._sites]
+        products: list[tuple[Product, Tensor]] = []
+        others: list[str] = []
+
+        def look(product: Product) -> Tensor:
+            products.append((product, product.mean()))
+            return products[-1][1]
+
+        with torch.no_grad(), GaussianWeights(given, look, lambda *what: others.extend(what)):
+            f = program.function_at(values, program.example.x, program.params)
+        if others or len(products) != 1:
+            return False
+        product, value = products[0]
+        is_whole = len(product.weights) == len(given) and value.numel() == f.numel()
+        is_plain = product.x.ndim == 2 and not product.is_convolution
+        return is_whole and is_plain and torch.equal(value.reshape(f.shape), f)
+
+    def _require_linear(self) -> None:
+        """Compare f at the sum of two values of the part's sites with the sum of f there."""
+        is_linear = all(site.is_real for site in self._sites)
+        if is_linear:
+            program = self._program
+            generator = torch.Generator().manual_seed(0)
+            a, b = torch.randn(2, self._part.num_latents, generator=generator).to(program.initial)
+            weights = torch.stack([a, b, a + b, torch.zeros_like(a)])
+            with torch.no_grad():
+                f = self._functions(program.initial, weights, program.example.x, program.params)
+            gap = (f[0] + f[1] - f[2] - f[3]).abs().max()
+            is_linear = bool(gap <= ROUNDING * f.abs().max())
+        if not is_linear:
+            names = ", ".join(site.name for site in self._sites)
+            raise SiteError(
+                'estimator="last_layer" needs an output that is linear in the sites of a part, '
+                f'and it is not in {names}: give the last layer a part of its own, "last layer", '
+                "or leave the estimator at its default"
+            )
+
+
+def moved_by(program: Program, sites: Sequence[Site]) -> Mapping[str, Tensor]:
+    """Values of all sites where those of some have moved by 1."""
+    moved = program.initial.clone()
+    for site in sites:
+        moved[site.start : site.stop] += 1
+    return program.constrain(moved)
