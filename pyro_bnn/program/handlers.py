@@ -439,6 +439,8 @@ class Evaluate(Messenger):
             size = fn.size if fn.subsample_size is None else fn.subsample_size
             rows = self.rows.get(msg["name"])
             msg["value"] = torch.arange(size, device=fn.device) if rows is None else rows
+        elif self.rows and isinstance(msg["value"], Tensor):  # as pyro.condition gives all rows
+            msg["value"] = of_rows(msg["value"], msg, self.rows)
 
     def _pyro_post_sample(self, msg: dict[str, Any]) -> None:
         name = msg["name"]

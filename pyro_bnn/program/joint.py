@@ -36,7 +36,6 @@ from pyro_bnn.program.handlers import (
     log_prob,
     marked_run,
     own_rows,
-    predicted,
     total_log_prob,
     trace_model,
 )
@@ -102,6 +101,7 @@ class Joint:
         dtype: Of z.
         device: Where z is.
         snapshot: The model's buffers, priors and modes as they were.
+        store: Unconstrained start and constraint of each ``pyro.param`` statement, by name.
         plate: The plate whose rows :meth:`arguments` takes, the largest of those that take some of
             their rows at random, or None. The others take all.
         log_hidden: What Pyro's own density counts besides, a constant: see
@@ -149,8 +149,8 @@ class Joint:
         for name, parameter in parameters_of(model).items():
             trainable = parameter.requires_grad  # one that the user froze stays frozen
             self.params[name] = parameter.detach().clone().requires_grad_(trainable)
-        self._store = store_params(model, trace.param_messages)
-        for name, (value, _) in self._store.items():
+        self.store = store_params(model, trace.param_messages)
+        for name, (value, _) in self.store.items():
             self.params[name] = value.clone().requires_grad_()
         values = {site.name: trace.messages[site.name]["value"] for site in trace.sites}
         initial = self.latents.unconstrain(values).detach()
@@ -222,7 +222,7 @@ class Joint:
     @property
     def stated_params(self) -> tuple[str, ...]:
         """Names of the parameters by ``pyro.param``, whose values Pyro's parameter store has."""
-        return tuple(self._store)
+        return tuple(self.store)
 
     # Arguments
 
@@ -459,7 +459,7 @@ class Joint:
                 *(own_rows(args) if self._writes_arguments else args),
                 kwargs=self.kwargs,
                 params={**self.snapshot.buffers, **params},
-                store=self._store,
+                store=self.store,
                 output=output,
                 rows=self.rows_of_plates(args),
             )
@@ -486,32 +486,6 @@ class Joint:
     ) -> Evaluate:
         """The model evaluated at z ``[P]``."""
         return self.run(self.latents.in_run(z), args, params)
-
-    def predicted(
-        self,
-        call: Call | None,
-        latents: Mapping[str, Tensor],
-        discrete: Mapping[str, Tensor],
-        params: Params,
-    ) -> dict[str, Tensor]:
-        """Values of all sites but the latent ones, drawn or computed; see :func:`.predicted`.
-
-        Args:
-            call: The arguments; None for the model's own, of which what it observes is drawn anew.
-            latents: Value of each latent site.
-            discrete: Value of each discrete site that is summed out.
-            params: Values of its point-estimated parameters.
-        """
-        with self.snapshot.held():
-            return predicted(
-                self.model,
-                self.call if call is None else call,
-                latents,
-                discrete,
-                anew=call is None,
-                params={**self.snapshot.buffers, **params},
-                store=self._store,
-            )
 
     def drawn_run(self) -> Evaluate:
         """A run at the initial z in which each site has its own shape."""

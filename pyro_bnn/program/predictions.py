@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from pyro_bnn.data import Call
 from pyro_bnn.program.batched import without_vmap_warnings
-from pyro_bnn.program.handlers import without_validation
+from pyro_bnn.program.handlers import predicted, without_validation
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import isolated
 from pyro_bnn.program.terms import Params
@@ -26,6 +26,34 @@ MAKE_MEMORY = (torch.empty, torch.empty_like, torch.Tensor.new, torch.Tensor.new
 NUMBERS = 1 << 22  # of what is observed, at once
 
 
+def prediction(
+    joint: Joint,
+    call: Call | None,
+    latents: Mapping[str, Tensor],
+    discrete: Mapping[str, Tensor],
+    params: Params,
+) -> dict[str, Tensor]:
+    """Values of all sites but the given ones, drawn or computed in one run of the model.
+
+    Args:
+        joint: The model.
+        call: The arguments; None for the model's own, of which what it observes is drawn anew.
+        latents: Value of each latent site; one that is left out is drawn.
+        discrete: Value of each discrete site that is summed out.
+        params: Values of the model's point-estimated parameters.
+    """
+    with joint.snapshot.held():
+        return predicted(
+            joint.model,
+            joint.call if call is None else call,
+            latents,
+            discrete,
+            anew=call is None,
+            params={**joint.snapshot.buffers, **params},
+            store=joint.store,
+        )
+
+
 def predictions(
     joint: Joint,
     call: Call | None,
@@ -34,7 +62,7 @@ def predictions(
     params: Params | None,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Values ``[S, *shape]`` of all sites but the latent ones; see :meth:`.Joint.predicted`.
+    """Values ``[S, *shape]`` of all sites but the latent ones, drawn or computed.
 
     Draws run as batches; where the model refuses that, as one whose sampler rejects, one by one.
 
@@ -53,7 +81,7 @@ def predictions(
     ) -> dict[str, Tensor]:
         of_draw = joint.split_draw(draw, params)[1] or {}
         with _NewForEachDraw(draw):
-            found = joint.predicted(call, values, drawn, of_draw)
+            found = prediction(joint, call, values, drawn, of_draw)
         return {name: torch.as_tensor(value) for name, value in found.items()}
 
     given = draws, latents, dict(discrete)

@@ -94,10 +94,10 @@ def is_rows_of_plate(msg: Mapping[str, Any]) -> bool:
 
 
 def of_rows(value: Tensor, msg: Mapping[str, Any], rows: Mapping[str, Tensor]) -> Tensor:
-    """The entries of a latent site that lie in the rows which its plates take.
+    """The entries of a site that lie in the rows which its plates take.
 
     Args:
-        value: Of the whole site.
+        value: Of the whole site, or of these rows already.
         msg: Its message.
         rows: Numbers of the rows ``[B]`` by the name of the plate.
     """

@@ -75,7 +75,17 @@ def mixture(y: Tensor, size: int | None = B) -> None:
         pyro.sample("obs", dist.Normal(places[kind], SD), obs=y[rows])
 
 
+def conditioned(y: Tensor, size: int | None = B) -> None:
+    def model() -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(y), subsample_size=size):
+            pyro.sample("obs", dist.Normal(mu, SD))
+
+    pyro.condition(model, data={"obs": y})()
+
+
 MODELS = [
+    (conditioned, DATA),
     (normal_mean, DATA),
     (hierarchy, WIDE),
     (nested, WIDE),
@@ -167,10 +177,10 @@ def test_stock_pyro_goes_on_to_take_some_rows() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def not_indexed(y: Tensor) -> None:
+def of_the_first_rows(y: Tensor) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    with pyro.plate("rows", len(y), subsample_size=B):
-        pyro.sample("obs", dist.Normal(mu, SD), obs=y)
+    with pyro.plate("rows", len(y), subsample_size=B) as rows:
+        pyro.sample("obs", dist.Normal(mu * y[: len(rows)], SD), obs=y[rows])
 
 
 def centred(y: Tensor) -> None:
@@ -190,7 +200,7 @@ def moving_support(y: Tensor) -> None:
 @pytest.mark.parametrize(
     ("model", "error", "words"),
     [
-        (not_indexed, ModelError, "site 'obs' another density on 12 rows of the plate 'rows'"),
+        (of_the_first_rows, ModelError, "site 'obs' another density on 12 rows of the plate 'rows'"),
         (centred, ModelError, "site 'obs' another density on 12 rows of the plate 'rows'"),
         (moving_support, SiteError, "the support of 'low' depends on another site"),
     ],

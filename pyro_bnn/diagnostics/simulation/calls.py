@@ -48,6 +48,7 @@ from pyro_bnn.posterior.call_posterior import CallPosterior
 from pyro_bnn.program.enumerated import EnumeratedJoint, joint_of
 from pyro_bnn.program.handlers import Evaluate, Model, is_point, is_reweighted, log_prob
 from pyro_bnn.program.joint import Joint
+from pyro_bnn.program.predictions import prediction
 from pyro_bnn.program.random_state import isolated
 
 MOST_ENTRIES = 4  # of a site
@@ -114,7 +115,7 @@ class Simulator:
         """Latent sites from their prior, and data at them."""
         joint = self.joint
         with isolated(stream_seed(seed, PRIOR, number, DATA)), torch.no_grad():
-            values = joint.predicted(None, {}, {}, joint.params)
+            values = prediction(joint, None, {}, {}, joint.params)
         return CallSimulation(
             {site.name: values[site.name] for site in joint.sites},
             {name: values[name] for name in self.observed},

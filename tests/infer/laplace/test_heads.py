@@ -29,7 +29,7 @@ F = X @ torch.randn(D, C, generator=GENERATOR, dtype=torch.float64)
 UNIFORM = torch.rand(N, C, generator=GENERATOR, dtype=torch.float64)
 Y: Mapping[str, Tensor] = {
     "classes": (F - (-UNIFORM.log()).log()).argmax(-1),
-    "binary": (UNIFORM < F.sigmoid()).double(),
+    "binary": (F.sigmoid() > UNIFORM).double(),
     "counts": (F.exp() * 2 * UNIFORM).round(),
     "normal": F + 0.3 * UNIFORM,
 }
