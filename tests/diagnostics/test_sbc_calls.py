@@ -90,10 +90,10 @@ def calibrate(
 
 
 def test_ranks_of_the_exact_posterior_are_uniform() -> None:
-    ranks = calibrate(Conjugate(), num_simulations=300)
+    ranks = calibrate(Conjugate(), num_simulations=200)
     assert ranks.names == ("loc", "log likelihood", "log joint")
     assert ranks.is_calibrated, ranks.summary()
-    assert ranks.ranks.shape == (300, 3)
+    assert ranks.ranks.shape == (200, 3)
     assert ranks.num_failed == 0
 
 

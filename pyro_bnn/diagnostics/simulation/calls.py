@@ -121,7 +121,7 @@ class Simulator:
             {name: values[name] for name in self.observed},
         )
 
-    def given(self, data: Mapping[str, Tensor]) -> Model:
+    def model_of(self, data: Mapping[str, Tensor]) -> Model:
         """The model that observes these data in place of its own."""
         model: Model = pyro.condition(self.joint.model, data=dict(data))
         return model
@@ -251,7 +251,7 @@ class Calibrated:
         made = self.simulator.draw(self.seed, number)
         try:
             posterior: CallPosterior = self.engine.run(
-                self.simulator.given(made.data),
+                self.simulator.model_of(made.data),
                 self.simulator.joint.call,
                 seed=stream_seed(self.seed, ENGINE, number),
                 progress=False,
