@@ -212,6 +212,7 @@ def test_one_value_that_decides_is_named() -> None:
     found = compare({"a": CallDraws(Joint(model, (y,)), z, provenance)})
     assert found.table.loc["a", "bad_khat"] == 0.5
     assert any("is not to be trusted: k-hat is above 0.67 at 1 of 2" in v for v in found.verdicts)
+    assert any("Take folds=2, which scores values that refits" in v for v in found.verdicts)
 
 
 def test_masked_values_are_not_counted() -> None:

@@ -133,7 +133,7 @@ def test_folds_are_of_equal_size_at_random_and_the_same_for_all() -> None:
 
 def test_an_approximation_is_scored_as_itself() -> None:
     """A point has the density at the mode given the other folds, and the chains of its model's."""
-    delta = bnn.SVI(bnn.guides.AutoDelta, learning_rate=0.05, num_steps=2_000, compile=False)
+    delta = bnn.SVI(bnn.guides.AutoDelta, learning_rate=0.05, num_steps=600)
     posteriors = {"point": run(level, Call(Y), delta), "chains": run(level, Call(Y))}
     comparison = compare(posteriors, folds=FOLDS)
     exact = np.zeros(N)
@@ -243,7 +243,8 @@ def test_processes_give_the_same_scores() -> None:
 def test_refits_of_bad_chains_are_told() -> None:
     short = bnn.NUTS(num_chains=2, warmup_steps=5, num_samples=12, compile=False)
     text = "\n".join(compare({"a": run(level, Call(Y), short)}, folds=3).verdicts)
-    assert "a: 3 of its 3 refits have defects, that without fold 0 " in text
+    told = text[text.index("a: defects in 3 of its 3 refits, without fold 0: ") :]
+    assert " ESS " in told or "R-hat" in told or "draws a chain" in told
 
 
 def test_a_refit_that_fails_leaves_no_score() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 
 from pyro_bnn.arviz_io import khat_limit
 from pyro_bnn.arviz_io.loo import LooResult
-from pyro_bnn.diagnostics.convergence import MIN_CHAINS, MIN_ESS, RHAT_THRESHOLD
+from pyro_bnn.diagnostics.convergence import MIN_CHAINS, MIN_ESS, RHAT_THRESHOLD, ChainChecks
 from pyro_bnn.diagnostics.ranking import Ranked, paired_difference, rank
 from pyro_bnn.errors import DataError, OptionError, SiteError, UnknownNameError
 from pyro_bnn.plotting.numbers import number, with_error
 from pyro_bnn.posterior.call_posterior import CallPosterior
-from pyro_bnn.posterior.nature import Fault
+from pyro_bnn.posterior.nature import Fault, Nature
 from pyro_bnn.program.fingerprint import wave
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.report.calls.evaluate import (
@@ -327,8 +327,8 @@ def _verdicts(
             yield (
                 f"{name}: its LOO score is not to be trusted: k-hat is above {number(limit, 2)} at "
                 f"{own.loo.num_bad} of {len(own.loo.khat)} values of {site!r}, up to "
-                f"{number(float(own.loo.khat.max()), 2)}. Take folds=10, which scores values that "
-                "refits have not seen."
+                f"{number(float(own.loo.khat.max()), 2)}. Take folds={min(10, len(own.loo.khat))}, "
+                "which scores values that refits have not seen."
             )
     if reference is not None:
         yield from _of_distances(entries[reference], entries, found)
@@ -345,10 +345,10 @@ def _of_refits(own: CallEvaluation, site: str | None) -> Iterator[str]:
     if own.kfold is None:
         yield f"{own.name}: no k-fold score of {site!r}: {own.kfold_why}."
     elif faults := own.kfold.faults:
-        fold, fault = next(iter(faults.items()))
+        fold, checks = next(iter(faults.items()))
         yield (
-            f"{own.name}: {len(faults)} of its {own.kfold.num_folds} refits have defects, that "
-            f"without fold {fold} {fault}. {_mend(own)}."
+            f"{own.name}: defects in {len(faults)} of its {own.kfold.num_folds} refits, without "
+            f"fold {fold}: {'; '.join(defects(checks))}. {_mend(own.nature, checks)}."
         )
 
 
@@ -410,17 +410,16 @@ def _of_chains(own: CallEvaluation, *, is_reference: bool) -> Iterator[str]:
     if checks is None or is_reference:  # of the reference below
         return
     if faults := list(defects(replace(checks, num_chains=MIN_CHAINS))):
-        yield f"{own.name}: {'; '.join(faults)}. {_mend(own)}."
+        yield f"{own.name}: {'; '.join(faults)}. {_mend(own.nature, checks)}."
 
 
-def _mend(own: CallEvaluation) -> str:
+def _mend(nature: Nature, checks: ChainChecks | None) -> str:
     """What mends the first fault of chains."""
-    checks = own.checks
     fault: Fault = "settling"
     if checks is not None and checks.quantities and checks.worst_rhat <= RHAT_THRESHOLD:
         few = min(checks.smallest_ess, checks.smallest_ess_tail) < MIN_ESS
         fault = "few draws" if few else "divergent"
-    return sentence(advice(own.nature, fault))
+    return sentence(advice(nature, fault))
 
 
 def _of_distances(
@@ -436,7 +435,7 @@ def _of_distances(
     if checks is not None and (faults := list(defects(checks))):
         yield (
             f"The reference {judge.name} has defects ({'; '.join(faults)}): distances to it are "
-            f"shown but not judged. {_mend(judge)}."
+            f"shown but not judged. {_mend(judge.nature, checks)}."
         )
         return
     for name, sites in found.items():

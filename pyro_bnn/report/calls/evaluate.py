@@ -42,7 +42,7 @@ class KFoldResult:
         pointwise: The terms of ``elpd`` ``[N]``.
         folds: Fold of each value ``[N]``, from 0.
         num_folds: Number K of the folds.
-        faults: What is wrong with the chains of a refit, by its fold.
+        faults: Checks of the chains of each refit that has defects, by its fold.
     """
 
     elpd: float
@@ -51,7 +51,7 @@ class KFoldResult:
     pointwise: Float[NDArray[np.float64], " N"]
     folds: Int[NDArray[np.int64], " N"]
     num_folds: int
-    faults: Mapping[int, str]
+    faults: Mapping[int, ChainChecks]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

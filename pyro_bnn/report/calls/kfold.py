@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from tqdm.auto import tqdm
 
 from pyro_bnn.checks import check_positive_int, plain
-from pyro_bnn.diagnostics.convergence import MIN_CHAINS
+from pyro_bnn.diagnostics.convergence import MIN_CHAINS, ChainChecks
 from pyro_bnn.diagnostics.scores import log_score, log_score_error
 from pyro_bnn.errors import BNNError, DataError, OptionError, ShapeError
 from pyro_bnn.infer.parallel.tasks import in_order
@@ -57,7 +57,7 @@ class _Refit(NamedTuple):
 
     log_score: Float[NDArray[np.float64], " n"]
     draws_error: float  # of their mean
-    faults: str
+    faults: ChainChecks | None
 
 
 def with_kfold(
@@ -204,10 +204,11 @@ def _refit(
     densities = site_densities(program, refit, site, num_samples, seed)
     densities = densities[..., plan.values[plan.folds == fold]]
     num_chains, num_draws, _ = densities.shape
-    faults = ""
+    faults = None
     if not is_independent:
         checks = chain_checks(refit, site_draws(refit, num_samples, seed))
-        faults = "; ".join(defects(replace(checks, num_chains=MIN_CHAINS)))
+        checks = replace(checks, num_chains=MIN_CHAINS)
+        faults = checks if any(defects(checks)) else None
     return _Refit(
         log_score=log_score(densities.reshape(num_chains * num_draws, -1)),
         draws_error=log_score_error(
@@ -228,7 +229,7 @@ def _with_refits(
         assert not isinstance(refit, str)
         pointwise[plan.folds == fold] = refit.log_score
         variance += (refit.draws_error * len(refit.log_score)) ** 2
-        if refit.faults:
+        if refit.faults is not None:
             faults[fold] = refit.faults
     result = KFoldResult(
         elpd=float(pointwise.sum()),
