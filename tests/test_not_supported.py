@@ -43,6 +43,7 @@ from pyro_bnn.likelihoods import Likelihood
 from tests import command_line
 
 PAGE = Path(__file__).parent.parent / "docs" / "howto" / "not_supported.md"
+SECTION = re.compile(r"^## Any model on a `Call`$.*?^## ", re.MULTILINE | re.DOTALL)
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3))
 Y = X[:, 0] + 0.1 * np.random.default_rng(1).normal(size=N)
@@ -86,8 +87,14 @@ def row(wanted: str) -> Callable[[Case], Case]:
 
 
 def rows_of_the_page() -> dict[str, tuple[str, str]]:
-    """The second and third column by the first, without backquotes."""
-    table = re.findall(r"^\| (.*?) \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    """The second and third column by the first, without backquotes, but those of a ``Call``."""
+    page = re.sub(
+        r"^## Any model on a `Call`$.*?^## ",
+        "## ",
+        PAGE.read_text(),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    table = re.findall(r"^\| (.*?) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     body = [cells for cells in table if cells[0] not in {"You want", "---"}]
     return {wanted.replace("`", ""): (happens, instead) for wanted, happens, instead in body}
 

@@ -40,6 +40,7 @@ from pyro_bnn.program.handlers import (
 )
 from pyro_bnn.program.joint import Joint, trace_plain
 from pyro_bnn.program.random_state import isolated
+from pyro_bnn.program.steady import require_steady
 from pyro_bnn.program.terms import Params
 
 
@@ -58,7 +59,9 @@ def joint_of(
     """
     trace = trace_plain(model, tuple(args), dict(kwargs or {}), leave_enumerated=True)
     cls = EnumeratedJoint if trace.enumerated else Joint
-    return cls(model, args, kwargs, trace=trace)
+    joint = cls(model, args, kwargs, trace=trace)
+    require_steady(joint)
+    return joint
 
 
 class EnumeratedJoint(Joint):

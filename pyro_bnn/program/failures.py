@@ -92,6 +92,8 @@ def require_densities(run: Evaluate) -> None:
             with torch.no_grad():
                 density = log_prob(msg)
         except Exception as error:
+            if name in run.observed:  # a class that is none is an index out of range
+                _require_support(name, msg, run)
             what = textwrap.shorten(str(error), 300, placeholder=" ...") or "no message"
             raise ModelError(
                 f"the density of the site {name!r} cannot be computed; {own}, and {whole}: "
@@ -151,13 +153,20 @@ def _require_support(name: str, msg: Mapping[str, Any], run: Evaluate) -> None:
 
 def _where(error: Exception) -> tuple[str, str]:
     """The site whose sample statement failed, or "", and the last line of the user's own code."""
-    site = line = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
+    site = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is pyro.sample.__code__:
             site = frame.f_locals["name"]
+    return site, users_line(error)
+
+
+def users_line(error: Exception) -> str:
+    """The last line of the user's own code that an error went through, or ""."""
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_globals["__name__"].partition(".")[0] not in NOT_THE_USERS:
             line = linecache.getline(frame.f_code.co_filename, number).strip()
-    return site, line
+    return line
 
 
 def _way_out(error: Exception, named: Mapping[str, Any]) -> str:
@@ -169,6 +178,11 @@ def _way_out(error: Exception, named: Mapping[str, Any]) -> str:
     if arrays and is_of_arrays:
         kinds = ", ".join(f"{name} is {_kind(leaves[name])}" for name in arrays)
         return f"; {kinds}: pass tensors, as torch.as_tensor({arrays[0]}, dtype={default})"
+    if "inhomogeneous total_count" in str(error):
+        return (
+            "; torch's Multinomial has one total for all rows: write a site for each row, in a "
+            "loop for i in pyro.plate(...), with total_count=int(totals[i])"
+        )
     if isinstance(error, RuntimeError) and OTHER_DTYPES.search(str(error)):
         found = {k: v.dtype for k, v in leaves.items() if isinstance(v, Tensor)}
         others = {k: t for k, t in found.items() if t.is_floating_point and t != default}
