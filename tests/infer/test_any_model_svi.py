@@ -14,6 +14,7 @@ import pyro.infer.autoguide
 import pytest
 import torch
 from pyro.nn import PyroModule
+from pyro.optim import Adam  # type: ignore[attr-defined]
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -360,10 +361,55 @@ def test_a_composite_takes_sites_by_their_names() -> None:
     assert posterior.guide.names_of_parts == [["theta"], ["mu"]]
 
 
-def test_guides_of_stock_pyro_are_refused() -> None:
-    stock = pyro.infer.autoguide.AutoNormal
-    with pytest.raises(OptionError, match="AutoNormal is a guide of stock Pyro, which on a Call"):
-        bnn.SVI(stock, num_steps=1).run(schools, CALL, progress=False)
+def drawn_by_hand(errors: Tensor, effects: Tensor | None = None) -> None:
+    """A guide function with the exact marginals of (mu, theta)."""
+    mean, covariance, _ = exact()
+    sd = covariance.diagonal().sqrt()
+    loc = pyro.param("loc", mean)
+    pyro.sample("mu", dist.Normal(loc[0], sd[0]))
+    with pyro.plate("schools", len(errors)):
+        pyro.sample("theta", dist.Normal(loc[1:], sd[1:]))
+
+
+def of_errors(errors: Tensor) -> None:
+    """One of one argument, which might be taken for what makes a guide of the model."""
+    drawn_by_hand(errors)
+
+
+stock = pyro.infer.autoguide
+STOCK = (stock.AutoNormal, stock.AutoMultivariateNormal, drawn_by_hand, of_errors)
+
+
+@pytest.mark.parametrize("guide", [*STOCK, lambda model: stock.AutoNormal(model)])  # noqa: PLW0108
+def test_guides_of_stock_pyro_are_refused_with_the_way_out(guide: Any) -> None:
+    message = "is a guide of stock Pyro, which on a Call is not trained.*bnn.from_guide"
+    with pytest.raises(OptionError, match=message):
+        bnn.SVI(guide, num_steps=1).run(schools, CALL, progress=False)
+
+
+def test_a_maker_of_guides_that_fails_is_not_taken_for_a_guide() -> None:
+    with pytest.raises(OptionError, match="init_scale"):
+        bnn.SVI(lambda model: guides.AutoNormal(model, init_scale=-1.0), num_steps=1).run(
+            schools, CALL, progress=False
+        )
+
+
+@pytest.mark.parametrize("make", [stock.AutoNormal, drawn_by_hand])
+def test_the_way_out_for_stock_guides_has_their_draws(make: Any) -> None:
+    mean, covariance, _ = exact()
+    pyro.clear_param_store()
+    guide = make if make is drawn_by_hand else make(schools)
+    rate = 1e-6 if make is drawn_by_hand else 0.3
+    svi = pyro.infer.SVI(schools, guide, Adam({"lr": rate}), pyro.infer.Trace_ELBO())
+    for _ in range(1 if make is drawn_by_hand else 80):
+        svi.step(*CALL.args, **CALL.kwargs)
+    found = bnn.from_guide(guide, schools, CALL, num_samples=300)
+    draws = found.sample(300)
+    z = torch.cat([draws["mu"].unsqueeze(-1), draws["theta"]], -1)
+    sd = covariance.diagonal().sqrt()
+    wrong = 5 / math.sqrt(300) if make is drawn_by_hand else 1.0  # of few steps
+    assert ((z.mean(0) - mean).abs() < wrong * sd).all()
+    pyro.clear_param_store()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from pyro_bnn.errors import OptionError
+from pyro_bnn.errors import BNNError, OptionError
 from pyro_bnn.guides import Guide
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.infer.call_problem import CallProblem
@@ -154,12 +154,7 @@ class SVI(SVIOptions, Engine[Posterior]):
         frozen = _frozen(problem.model)
         problem.check_batches(self.batch_size)
         with isolated():
-            guide = make_guide(self.guide, problem.model)
-        if not isinstance(guide, Guide):
-            raise OptionError(
-                f"{name_of(guide)} is a guide of stock Pyro, which on a Call is not built: take "
-                "one of pyro_bnn.guides, such as AutoMultivariateNormal, or pyro.infer.SVI"
-            )
+            guide = _guide_of_call(self.guide, problem.model)
         return self._start_guide(guide, problem, frozen)
 
     def _check_call(self) -> None:
@@ -243,6 +238,29 @@ class SVI(SVIOptions, Engine[Posterior]):
 def _frozen(model: Model) -> list[str]:
     """Names of the parameters that stay as they are; to be asked before Pyro's store thaws them."""
     return [name for name, value in parameters_of(model).items() if not value.requires_grad]
+
+
+def _guide_of_call(spec: GuideSpec, model: Model) -> Guide:
+    """The guide that a specification names, for a model on a ``Call``.
+
+    Raises:
+        OptionError: If it is a guide of stock Pyro, or a function that Pyro would take for one.
+    """
+    made: Any = spec
+    try:
+        made = make_guide(spec, model)
+    except Exception as error:
+        # a guide function of one argument was called with the model in its place
+        is_ours = isinstance(error, BNNError) and "which is not a guide" not in str(error)
+        if is_ours or not inspect.isfunction(spec):
+            raise
+    if not isinstance(made, Guide):
+        raise OptionError(
+            f"{name_of(made)} is a guide of stock Pyro, which on a Call is not trained here: take "
+            "one of pyro_bnn.guides, such as AutoMultivariateNormal, or train it by "
+            "pyro.infer.SVI(...).step and pass it to bnn.from_guide(guide, model, call)"
+        )
+    return made
 
 
 def make_guide(spec: GuideSpec, model: Model) -> Any:
