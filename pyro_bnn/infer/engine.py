@@ -199,7 +199,8 @@ class Engine(ABC, Generic[P]):
                 out starts as it does without it. Chains start at draws of a posterior, means at its
                 mean; a guide of the form of that of the posterior takes all that this one has.
                 Without it ``bayesian(net)`` starts at the weights of the network, if it was
-                trained; else, and with ``"prior"``, the start is a draw from the prior.
+                trained, and says so beside the bar; else, and with ``"prior"``, the start is a
+                draw from the prior.
             seed: Seed, from 0 to 2^32 - 1, of the start, the noise and the order of the data.
                 Results repeat exactly for a seed on one machine with one number of threads.
             progress: Whether to show a progress bar.
@@ -285,7 +286,7 @@ class Engine(ABC, Generic[P]):
     ) -> Start:
         name = type(self).__name__
         how: dict[str, Any] = {"progress": progress, "declare": self.nature}
-        init = chosen_init(model, init)
+        init = chosen_init(model, init, is_shown=progress)
         if isinstance(given, Call):
             return self.start_call(CallProblem(model, given, init, seed, name, **how))
         assert not isinstance(data, Call)

@@ -28,11 +28,14 @@ class OwnWeights:
         weights: Of each parameter that is sampled, by name.
         others_at_prior: Whether all chains but the first start at draws from the prior, and not
             near the weights.
-        is_told: Whether the user knows.
+        is_shown: Whether the run shows how far it is, and so where it starts; else the line is of
+            level info.
+        is_told: Whether it was told.
     """
 
     weights: Mapping[str, Tensor]
     others_at_prior: bool = False
+    is_shown: bool = True
     is_told: bool = False
 
     def tell(self, what: str, others: str = "") -> None:
@@ -44,7 +47,8 @@ class OwnWeights:
         """
         if not self.is_told:
             self.is_told = True
-            logger.warning(
+            logger.log(
+                logging.WARNING if self.is_shown else logging.INFO,
                 '%s starts at the weights of the network itself%s; init="prior" starts at draws '
                 "from the prior",
                 what,
@@ -52,12 +56,13 @@ class OwnWeights:
             )
 
 
-def chosen_init(model: Model, init: object) -> Any:
+def chosen_init(model: Model, init: object, *, is_shown: bool = True) -> Any:
     """Where a run starts: at ``init``, else at the weights of a trained network, else None.
 
     Args:
         model: The model, of which a module inside may be of ``bayesian(net)``.
         init: As the user gave it; ``"prior"`` for a draw, which is None from here on.
+        is_shown: Whether the run shows how far it is.
 
     Raises:
         OptionError: If it is another word.
@@ -75,7 +80,7 @@ def chosen_init(model: Model, init: object) -> Any:
     modules = () if module is None else module.modules()
     nets = [each for each in modules if isinstance(each, BayesianModule) and each.is_trained]
     weights = {name: value for net in nets for name, value in net.own_weights().items()}
-    return OwnWeights(weights) if weights else None
+    return OwnWeights(weights, is_shown=is_shown) if weights else None
 
 
 def for_members(init: T) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -337,13 +338,21 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_it_is_told_in_one_line(engine: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
     given = trained()
     model = given.model()
-    engine.run(model, given.train, progress=False)
+    engine.run(model, given.train)
     (line,) = lines(caplog)
     assert line.startswith(words)
     assert 'init="prior"' in line
     caplog.clear()
-    engine.run(model, given.train, init="prior", progress=False)
+    engine.run(model, given.train, init="prior")
     assert lines(caplog) == []
+
+
+def test_a_run_without_a_bar_tells_those_who_listen(caplog: pytest.LogCaptureFixture) -> None:
+    still(regression())
+    assert lines(caplog) == []
+    with caplog.at_level(logging.INFO, "pyro_bnn"):
+        still(regression())
+    assert len(lines(caplog)) == 1
 
 
 @pytest.mark.parametrize(
@@ -356,7 +365,7 @@ def test_it_is_told_in_one_line(engine: Any, words: str, caplog: pytest.LogCaptu
 def test_what_starts_elsewhere_does_not_say_so(
     engine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.run(regression(), (X, X[:, 0]), progress=False)
+    engine.run(regression(), (X, X[:, 0]))
     assert lines(caplog) == []
 
 

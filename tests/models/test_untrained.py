@@ -18,8 +18,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(30, 20),
     "without biases": lambda: nn.Linear(300, 20, bias=False),
     "one weight": lambda: nn.Linear(1, 1),
-    "double": lambda: nn.Linear(300, 300).double(),
-    "bfloat16": lambda: nn.Linear(300, 300).bfloat16(),
+    "double": lambda: nn.Linear(100, 300).double(),
+    "bfloat16": lambda: nn.Linear(100, 300).bfloat16(),
     "bilinear": lambda: nn.Bilinear(9, 4, 5),
     "convolution": lambda: nn.Conv2d(6, 8, 3, groups=2),
     "transposed convolution": lambda: nn.ConvTranspose2d(6, 8, 3, groups=2),
@@ -36,20 +36,19 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "transformer": transformer_net,
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(30, 20)),
 }
+TOO_FEW = {"one weight", "weight norm"}  # weights to tell
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_new_network_is_untrained(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        assert all(is_untrained(LAYERS[name]()) for _ in range(200))
+        assert all(is_untrained(LAYERS[name]()) for _ in range(30))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", sorted({*LAYERS} - TOO_FEW))
 @pytest.mark.parametrize("factor", [0.5, 1.5])
 def test_weights_of_another_size_are_not(name: str, factor: float) -> None:
-    if name in ("one weight", "weight norm"):
-        pytest.skip("too few weights to tell")
     net = LAYERS[name]()
     with torch.no_grad():
         for parameter in net.parameters():
