@@ -41,7 +41,8 @@ class Ensemble(Engine[GuidePosterior]):
 
     What members differ by is what the predictions are uncertain about:
 
-    - ``"independent"``: starts at draws of the prior. Nothing keeps members from the same mode.
+    - ``"independent"``: starts at draws of the prior, of ``bayesian(net)`` with a trained network
+      the first at its weights. Nothing keeps members from the same mode.
     - ``"anchored"``: each member's prior is moved to a draw of it. On a linear model their
       covariance is :math:`P^{-1} P_0 P^{-1}` where the posterior's is :math:`P^{-1}`: too small.
     - ``"rto"`` (randomise, then optimise): the targets have noise of their own as well. On a linear
