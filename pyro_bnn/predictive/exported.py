@@ -189,7 +189,7 @@ def served(summary: Summary, rows: Tensor, inputs: Standardiser | None, target: 
     """
     program = summary.program
     x = rows if inputs is None else inputs.transform(rows)
-    x = program.inputs(x)
+    x = program.plain_inputs(x)  # rows, not features of a frozen body
     with torch.no_grad():
         summary(x[:1])  # outside of a recording: what is checked once reads numbers
         try:

@@ -143,6 +143,17 @@ def test_the_posterior_is_that_of_the_head_on_features(name: str, kind: str) -> 
     )
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "conv"])
+def test_an_exported_program_takes_rows_and_not_features(kind: str, tmp_path: Path) -> None:
+    posterior = MEAN_FIELD.run(bayesian(Recurrent(kind)), rows(), progress=False)
+    posterior.export(tmp_path / "net.pt2", NEW, num_samples=20)
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    expected = posterior.predict(NEW, 20)
+    found = program(NEW)
+    torch.testing.assert_close(found["mean"], expected.mean)
+    torch.testing.assert_close(found["sd"], expected.sd)
+
+
 class TwoHeads(Recurrent):
     """The head's output times a function of x: the tensors that cross the cut are two."""
 
