@@ -798,13 +798,13 @@ def test_draws_of_a_prediction_stay_for_the_next_one(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(again.means, other.means, rtol=0, atol=0)
     copied = pickle.loads(pickle.dumps(posterior))
     made = [0]
-    draws = type(posterior)._draws
+    draws = GuidePosterior._draws
 
-    def counted(self: Any, noise: torch.Tensor) -> torch.Tensor:
+    def counted(self: GuidePosterior, noise: Tensor) -> Tensor:
         made[0] += 1
         return draws(self, noise)
 
-    monkeypatch.setattr(type(posterior), "_draws", counted)
+    monkeypatch.setattr(GuidePosterior, "_draws", counted)
     posterior.predict(x[:1], 50, seed=5)
     assert made == [0]
     torch.testing.assert_close(posterior.predict(x, 50, seed=4).means, first.means)

@@ -242,12 +242,12 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [*tmp_path.iterdir()]
 
 
-class Branching(PyroModule):  # type: ignore[misc]  # pyro leaves it untyped
+class Branching(PyroModule):
     """A model that reads a number of its rows."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.slope = PyroSample(dist.Normal(0.0, 1.0))
+        self.slope: Any = PyroSample(dist.Normal(0.0, 1.0))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         x = x * 2 if float(x.abs().sum()) > 1e9 else x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ def fit() -> tuple[Any, torch.Tensor]:
     split = load("diabetes", split=0)
     engine = SVI(guides.AutoNormal, num_steps=20, compile=False)
     posterior = engine.run(models.MLP(10), split.train, progress=False)
-    assert split.inputs is not None
-    return posterior, split.inputs.inverse(split.test.x)
+    assert split.train.inputs is not None
+    return posterior, split.train.inputs.inverse(split.test.x)
 
 
 def test_the_service_answers_as_predict_does(
@@ -32,14 +33,13 @@ def test_the_service_answers_as_predict_does(
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")
     assert len([line for line in SERVICE.splitlines() if line.strip()]) == 10
-    from fastapi.testclient import TestClient
-
+    testclient: Any = importlib.import_module("fastapi.testclient")
     posterior, rows = fit
     monkeypatch.chdir(tmp_path)
     posterior.export("diabetes.pt2", rows)
     service: dict[str, Any] = {"__name__": "service"}
     exec(compile(SERVICE, "service.py", "exec"), service)
-    client = TestClient(service["app"])
+    client = testclient.TestClient(service["app"])
     answer = client.post("/predict", json=rows[:3].tolist())
     assert answer.status_code == 200
     of = posterior.predict(rows[:3], 100, raw=True)

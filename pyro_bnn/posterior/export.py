@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyro_bnn.data.arrays import ArrayLike, check_finite
 from pyro_bnn.errors import BNNWarning, ShapeError
+from pyro_bnn.posterior.protocol import ProgramPosterior
 from pyro_bnn.posterior.rows import in_order_of_fit
 from pyro_bnn.predictive.exported import QUANTILES, Summary, compare, require_suffix, served, write
 from pyro_bnn.predictive.prediction import require_level
 from pyro_bnn.program.random_state import derived_seed
 
 if TYPE_CHECKING:
-    from pyro_bnn.posterior.posterior import Posterior
+    from pyro_bnn.posterior.provenance import Provenance
+    from pyro_bnn.program.program import Program
+
+
+class Exportable(ProgramPosterior, Protocol):
+    """What an export reads of a posterior."""
+
+    provenance: Provenance
+    predictor: Program
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether predictions have a mean and sd."""
+        ...
+
+    def count(self, num_samples: int | None) -> int:
+        """The number of draws asked for."""
+        ...
+
 
 NUM_EXPORTED = 100  # draws by default
 COMPARED = 3  # rows at which a program is compared with the prediction
 
 
 def export(
-    posterior: Posterior,
+    posterior: Exportable,
     path: Path,
     example: ArrayLike,
     num_samples: int | None,
@@ -63,7 +82,7 @@ def export(
     write(program, rows, path)
 
 
-def _default(posterior: Posterior) -> int:
+def _default(posterior: Exportable) -> int:
     """At most 100 draws: as many of each atom, and one at least of each chain and atom."""
     atoms = posterior.num_atoms
     if atoms is not None:

@@ -416,7 +416,8 @@ class Posterior(SitePosterior):
         """
         from pyro_bnn.posterior.state import state_dict
 
-        return state_dict(self, draw, num_samples, seed)
+        draws = self.in_blocks(self.count(num_samples), seed)
+        return state_dict(self.program, self.params, draws, draw)
 
     def save(self, path: str | Path) -> None:
         """Write the posterior to one file that :meth:`load` reads; the model is not in it.

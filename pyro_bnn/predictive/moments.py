@@ -92,7 +92,8 @@ def normal_mixture_quantiles(
     below, above = mixture(t + part * torch.arange(2).to(loc)).unbind(-1)
     step = (above - below).clamp(min=torch.finfo(loc.dtype).tiny)  # the ends may be one number
     t = t[..., 0] + part * ((p[..., 0] - below) / step).clamp(0, 1)
-    return (low[..., 0] + width[..., 0] * t).squeeze(1)
+    found: Tensor = low[..., 0] + width[..., 0] * t  # [Q, 1, N, O]
+    return found.squeeze(1)
 
 
 def places_of_parts(levels: Float[Tensor, "*Q"], count: int) -> Float[Tensor, "*Q"]:
