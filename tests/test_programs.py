@@ -146,6 +146,49 @@ def test_classes_of_an_image_are_those_of_a_loop_over_draws(suffix: str, tmp_pat
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
+class Attention(nn.Module):
+    """A block of a transformer over four entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``[N, 4]`` to logits ``[N, 3]``."""
+        f: Tensor = self.head(self.block(self.first(x[..., None])).mean(1))
+        return f
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_attention_is_made_of_plain_operations(suffix: str, tmp_path: Path) -> None:
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    net = Attention().eval()
+    posterior = fitted(bnn.bayesian(net, likelihood=likelihoods.Categorical(3)), (x, y))
+    posterior.export(tmp_path / f"net{suffix}", x, 5)
+    found = loaded(tmp_path / f"net{suffix}")(x.numpy())
+    with torch.no_grad():
+        logits = [
+            torch.func.functional_call(net, posterior.state_dict(s, 5), (x,)) for s in range(5)
+        ]
+    probs = softmax(np.stack([value.double().numpy() for value in logits]), -1).mean(0)
+    np.testing.assert_allclose(found["probs"], probs, rtol=0, atol=1e-5)
+
+
+def test_by_default_draws_of_large_networks_are_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior, x = fitted(mlp(), table().train), rows_of_user(4)
+    num_latents = posterior.program.num_latents
+    monkeypatch.setattr("pyro_bnn.posterior.export.GIB", 9 * 4 * num_latents + 1)
+    posterior.export(tmp_path / "net.pt2", x)
+    mean = posterior.predict(x, 9, raw=True).mean
+    np.testing.assert_allclose(loaded(tmp_path / "net.pt2")(x)["mean"], mean, rtol=1e-6)
+
+
 OF_KINDS: dict[str, Callable[[Any], Any]] = {
     "full guide": lambda data: fitted(mlp(), data, guides.AutoMultivariateNormal),
     "one point": lambda data: fitted(mlp(), data, guides.AutoDelta),

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from pyro_bnn.capture.fuse import pool_by_lines
 from pyro_bnn.capture.record import TensorFunction, TensorMeta, record
-from pyro_bnn.capture.simplify import alike, simplify
+from pyro_bnn.capture.simplify import alike, is_random, simplify
 from pyro_bnn.errors import CaptureError
 
 if TYPE_CHECKING:  # half a second to import
@@ -136,7 +136,7 @@ def _generalise(nodes: tuple[Node, ...], recordings: Sequence[GraphModule], size
         if any(v.shape != values[0].shape or not _are_equal(v, values[0]) for v in values[1:]):
             raise CaptureError(f"{_REFUSAL}: a constant is another one for each")
         return
-    if torch.Tag.nondeterministic_seeded in getattr(first.target, "tags", ()):
+    if is_random(first):
         raise CaptureError("its operations draw random numbers")
     first.args, first.kwargs = cast(
         tuple[Any, Any],

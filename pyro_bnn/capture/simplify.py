@@ -209,9 +209,13 @@ def _merge_duplicates(module: GraphModule) -> None:
 def _is_impure(node: Node) -> bool:
     """Whether an operation writes over an argument or draws random numbers."""
     schema = getattr(node.target, "_schema", None)
+    return bool(schema and schema.is_mutable) or is_random(node)
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operation draws random numbers."""
     tags = getattr(node.target, "tags", ())
-    draws = torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node)
-    return bool(schema and schema.is_mutable) or draws
+    return torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node)
 
 
 def _drops_nothing(node: Node) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyro_bnn.data.arrays import ArrayLike, check_finite
 from pyro_bnn.errors import BNNWarning, ShapeError
+from pyro_bnn.memory import GIB
 from pyro_bnn.posterior.protocol import ProgramPosterior
 from pyro_bnn.posterior.rows import in_order_of_fit
 from pyro_bnn.predictive.exported import QUANTILES, Summary, compare, require_suffix, served, write
@@ -83,8 +84,10 @@ def export(
 
 
 def _default(posterior: Exportable) -> int:
-    """At most 100 draws: as many of each atom, and one at least of each chain and atom."""
+    """At most 100 draws in 1 GiB: as many of each atom, and one at least of each chain and atom."""
+    fits = max(1, GIB // max(1, posterior.program.initial.nbytes))
+    most = min(NUM_EXPORTED, fits)
     atoms = posterior.num_atoms
     if atoms is not None:
-        return atoms * max(1, NUM_EXPORTED // atoms)
-    return min(posterior.count(None), max(NUM_EXPORTED, posterior.num_chains))
+        return atoms * max(1, NUM_EXPORTED // atoms)  # each is in the file once
+    return min(posterior.count(None), max(most, posterior.num_chains))

@@ -378,7 +378,8 @@ class Posterior(SitePosterior):
             path: The file, which ends in ``.pt2`` or ``.onnx``.
             example: Some rows, as for :meth:`predict`: the program takes rows of their shape and
                 dtype. Columns of text go into it as :func:`pyro_bnn.data.from_frame` encodes them.
-            num_samples: Number of draws S; default 100, or all stored draws where fewer.
+            num_samples: Number of draws S; default 100, or all stored draws where fewer, or those
+                whose weights are less than 1 GiB: all are in the file.
             seed: Seed of the draws.
             raw: Whether rows and outputs are in the user's units.
             level: Probability of the interval from ``low`` to ``high``; None leaves out quantiles.

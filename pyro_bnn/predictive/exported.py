@@ -36,6 +36,7 @@ from pyro_bnn.predictive.moments import (
     places_of_parts,
 )
 from pyro_bnn.predictive.prediction import Prediction
+from pyro_bnn.program.batched import plain_attention, without_fast_path
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
@@ -190,7 +191,7 @@ def served(summary: Summary, rows: Tensor, inputs: Standardiser | None, target: 
     program = summary.program
     x = rows if inputs is None else inputs.transform(rows)
     x = program.plain_inputs(x)  # rows, not features of a frozen body
-    with torch.no_grad():
+    with torch.no_grad(), plain_attention(), without_fast_path():  # kernels that others have too
         summary(x[:1])  # outside of a recording: what is checked once reads numbers
         try:
             core = record_any_rows(summary, x)
