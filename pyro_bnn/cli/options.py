@@ -107,8 +107,8 @@ class FitOptions:
     estimator: str | None = option(
         "How SVI estimates the likelihood's expectation: weight_sampling, which serves every "
         "guide; for auto-normal and auto-low-rank local_reparameterization or flipout; for "
-        "auto-normal analytic (one hidden ReLU layer, Normal noise); last_layer for "
-        "auto-composite; auto takes local_reparameterization where it can.",
+        "auto-normal analytic (one hidden ReLU layer, Normal noise); last_layer or "
+        "last_layer_draws for auto-composite; auto takes local_reparameterization where it can.",
         shown="auto",
     )
     steps: int | None = option(

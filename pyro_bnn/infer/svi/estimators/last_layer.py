@@ -78,6 +78,12 @@ class OverLastLayer(Estimator):
         sites = {site.name: site for site in program.sites}
         self.sites = [sites[name] for name in names[number]]
         self.outputs = LastLayerOutputs(program, part, self.sites)
+        self.numbers_a_row = self.outputs.numbers_a_row
+
+    @property
+    def needs_marginals_alone(self) -> bool:
+        """Whether nothing depends on covariances of outputs."""
+        return False
 
     @classmethod
     def serves(cls, guide: object) -> bool:
@@ -108,7 +114,9 @@ class OverLastLayer(Estimator):
         own: Params,
     ) -> tuple[Tensor, float]:
         """Log densities ``[S, B]`` at S draws of the other sites; see the base class."""
-        return self._at_draws(self.of_output, noise, batch, params, own)
+        return self._at_draws(
+            self.of_output, noise, batch, params, own, are_marginal=self.needs_marginals_alone
+        )
 
     def _at_draws(
         self,
@@ -117,6 +125,8 @@ class OverLastLayer(Estimator):
         batch: Batch,
         params: Params,
         own: Params,
+        *,
+        are_marginal: bool = False,
     ) -> tuple[Tensor, float]:
         """What a function makes of the Gaussian of f, ``[S, B]``; and N/B."""
         z = self.guide.terms(own, noise[0], density=False).z  # [S, P], the part's own not used
@@ -132,7 +142,7 @@ class OverLastLayer(Estimator):
                 rows, factor = self.program.row_log_likelihood(values, batch, params, output=output)
                 return rows
 
-            q = self.outputs.moments(z, weights, batch.x, params)
+            q = self.outputs.moments(z, weights, batch.x, params, are_marginal=are_marginal)
             return of_output(q, of_rows, rows_at)
 
         with refused_as(
@@ -167,6 +177,12 @@ class LastLayer(OverLastLayer):
         super().__init__(program, guide)
         self.expectation = self._expectation()
         self.is_bound = self.expectation.is_bound
+        self.is_exact = self.guide.noise_dim == self.outputs.noise_dim  # nothing else is drawn
+
+    @property
+    def needs_marginals_alone(self) -> bool:
+        """Whether the bound is used, in which covariances of classes do not occur."""
+        return self.is_bound
 
     def of_output(self, q: OutputMoments, noise: Tensor, rows_at: RowsAt) -> Tensor:  # noqa: ARG002
         """Expected log densities ``[B]``; see the base class."""
@@ -174,9 +190,16 @@ class LastLayer(OverLastLayer):
         return self.expectation.combine(rows, q)
 
     def slack(
-        self, noise: Tensor, generator: torch.Generator, batch: Batch, params: Params, own: Params
+        self,
+        noise: Tensor,
+        generator: torch.Generator,
+        batch: Batch,
+        params: Params,
+        own: Params,
+        *,
+        num_draws: int,
     ) -> Tensor:
-        """By how much log densities at draws of f are above the bound, ``[S, B]``.
+        """By how much log densities at draws of f are above the bound, ``[S, K, B]``.
 
         Args:
             noise: Noise ``[S, M]`` of the guide's draws.
@@ -184,12 +207,17 @@ class LastLayer(OverLastLayer):
             batch: Rows of the data.
             params: Values of the model's point-estimated parameters.
             own: Values of the guide's parameters by name.
+            num_draws: Draws K of f at each of these.
         """
-        size = (len(noise), len(batch.x), self.outputs.num_outputs + self.outputs.num_shared)
+        width = self.outputs.num_outputs + self.outputs.num_shared
+        size = (len(noise), len(batch.x), num_draws, width)
         of_rows = torch.randn(size, generator=generator, dtype=noise.dtype, device=noise.device)
 
         def above(q: OutputMoments, noise: Tensor, rows_at: RowsAt) -> Tensor:
-            return rows_at(q.draw(noise)) - self.of_output(q, noise, rows_at)
+            bound = self.of_output(q, noise, rows_at)  # [B]
+            outputs = torch.stack([q.draw(one) for one in noise.unbind(1)])  # [K, B, F]
+            rows: Tensor = torch.func.vmap(rows_at)(outputs)
+            return rows - bound
 
         return self._at_draws(above, (noise, of_rows), batch, params, own)[0]
 

@@ -4,7 +4,9 @@ r"""The Gaussian of a network's output under a Gaussian over the weights of its 
           f_n \sim \mathcal N(J_n m + c_n,\; J_n S J_n^\top)
 
 Where a linear layer makes f, and its entries are independent but for R numbers that they share, the
-variance is a product of squared features; else f is computed at each column of a root of S.
+variance is a product of squared features. Where marginals of f are enough, as in the bound for
+classes, it is :math:`\phi_n^\top S_k \phi_n` with :math:`S_k` that of the weights of output k. Else
+f is computed at each column of a root of S.
 """
 
 from __future__ import annotations
@@ -44,16 +46,21 @@ class OutputMoments(NamedTuple):
     @property
     def variance(self) -> Tensor:
         """Variances ``[B, F]``."""
-        return (self.own + self.roots.square().sum(0)).clamp_min(SMALLEST)
+        shared = self.roots.square().sum(0) if len(self.roots) else 0.0
+        return (self.own + shared).clamp_min(SMALLEST)
 
     def covariance(self, first: Tensor, second: Tensor) -> Tensor:
         """Covariances ``[B, K]`` of K outputs with K others, by their numbers."""
+        if not len(self.roots):
+            return torch.zeros_like(self.mean[..., first])
         return (self.roots[..., first] * self.roots[..., second]).sum(0)
 
     def draw(self, noise: Tensor) -> Tensor:
         """Outputs ``[B, F]`` made of noise ``[B, F + R]`` of each row."""
         own, shared = noise.split([self.mean.shape[-1], len(self.roots)], -1)
         draws: Tensor = self.mean + self.own.clamp_min(SMALLEST).sqrt() * own
+        if not len(self.roots):
+            return draws
         return draws + torch.einsum("rbf,br->bf", self.roots, shared)
 
 
@@ -78,10 +85,18 @@ class LastLayerOutputs:
         with torch.no_grad():
             self.num_outputs = program.function(program.initial, program.example.x).shape[-1]
         self._require_linear()
-        self._is_product = self._is_one_product()
+        is_product, is_plain = self._is_one_product()
+        self._is_product = is_product and has_own_noise(part)
+        self._knows_features = is_plain and not self._is_product
+        self.noise_dim = part.noise_dim
         self.num_shared = part.noise_dim - (part.num_latents if self._is_product else 0)
         # the noise of entries comes last
         self._eye = torch.eye(self.num_shared, part.noise_dim).to(program.initial)
+
+    @property
+    def numbers_a_row(self) -> int:
+        """Intermediate numbers for a row."""
+        return self.num_outputs * (2 + self.num_shared)
 
     def weights(self, of_part: Params) -> tuple[Tensor, Tensor, Tensor | None]:
         """Means ``[P_b]``, roots ``[R, P_b]`` and standard deviations ``[P_b]`` of the weights.
@@ -106,9 +121,22 @@ class LastLayerOutputs:
         weights: tuple[Tensor, Tensor, Tensor | None],
         x: Tensor,
         params: Params,
+        *,
+        are_marginal: bool = False,
     ) -> OutputMoments:
-        """Moments of f at inputs x, and z ``[P]`` of the other sites."""
+        """Moments of f at inputs x, and z ``[P]`` of the other sites.
+
+        Args:
+            z: All sites, the part's own not used.
+            weights: As :meth:`weights` gives them.
+            x: Inputs.
+            params: Values of the model's point-estimated parameters.
+            are_marginal: Whether covariances of outputs may be left out.
+        """
         mean, roots, scale = weights
+        if are_marginal and self._knows_features:
+            f, own = self._by_outputs(z, mean, roots, x, params)
+            return OutputMoments(f, own, f.new_zeros(0, *f.shape))
         if scale is None:
             zero = torch.zeros_like(mean)
             many = torch.cat([torch.stack([mean, zero]), roots])
@@ -142,31 +170,60 @@ class LastLayerOutputs:
         self, z: Tensor, mean: Tensor, scale: Tensor, x: Tensor, params: Params
     ) -> tuple[Tensor, Tensor]:
         """The network's f ``[N, F]`` at means, and its variances under independent weights."""
-        means, scales = self._values(mean), self._values(scale)
-        weights = [Weight(name, means[name], scales[name]) for name in means]
-        variances: list[Tensor] = []
+        f, product = self._run(z, mean, self._values(scale), x, params)
+        variance = torch.zeros_like(f)
+        if isinstance(product.weight, Weight):
+            squares = product.weight.deviation.square()
+            variance = product.apply(product.x.square(), squares, None).reshape(f.shape)
+        if isinstance(product.bias, Weight):
+            variance = variance + product.bias.deviation.square()
+        return f, variance
+
+    def _by_outputs(
+        self, z: Tensor, mean: Tensor, roots: Tensor, x: Tensor, params: Params
+    ) -> tuple[Tensor, Tensor]:
+        """The network's f ``[N, F]`` at means, and its variances, without covariances."""
+        f, product = self._run(z, mean, self._values(mean), x, params)
+        of_sites = {
+            site.name: piece.unflatten(-1, (self.num_outputs, -1))  # [R, F, D], of biases [R, F, 1]
+            for site, piece in zip(
+                self._sites, roots.split([s.stop - s.start for s in self._sites], -1), strict=True
+            )
+        }
+        columns = [of_sites[weight.site] for weight in product.weights]
+        phi = [
+            product.x if w is product.weight else torch.ones_like(product.x[:, :1])
+            for w in product.weights
+        ]
+        of_outputs, features = torch.cat(columns, -1), torch.cat(phi, -1)
+        S = torch.einsum("rkd,rke->kde", of_outputs, of_outputs)
+        return f, torch.einsum("nd,kde,ne->nk", features, S, features)
+
+    def _run(
+        self,
+        z: Tensor,
+        mean: Tensor,
+        deviations: Mapping[str, Tensor],
+        x: Tensor,
+        params: Params,
+    ) -> tuple[Tensor, Product]:
+        """The network's f ``[N, F]`` at means, and the product that made it."""
+        means = self._values(mean)
+        weights = [Weight(name, means[name], deviations[name]) for name in means]
+        products: list[Product] = []
 
         def rule(product: Product) -> Tensor:
-            value = product.mean()
-            variance = torch.zeros_like(value)
-            if isinstance(product.weight, Weight):
-                squares = product.weight.deviation.square()
-                variance = product.apply(product.x.square(), squares, None)
-            if isinstance(product.bias, Weight):
-                variance = variance + product.bias.deviation.square()
-            variances.append(variance)
-            return value
+            products.append(product)
+            return product.mean()
 
         values = {**self._program.constrain(z), **means}
         with GaussianWeights(weights, rule, lambda *_: None):
             f = self._program.function_at(values, x, params)
-        return f, variances[0].reshape(f.shape)
+        return f, products[0]
 
-    def _is_one_product(self) -> bool:
-        """Whether a linear layer of these sites alone makes f, and entries have own noise."""
+    def _is_one_product(self) -> tuple[bool, bool]:
+        """Whether one linear layer makes f, and whether its weights are these sites as they are."""
         program = self._program
-        if not has_own_noise(self._part):
-            return False
         values = program.constrain(program.initial)
         given = [Weight(s.name, values[s.name], values[s.name]) for s in self._sites]
         products: list[tuple[Product, Tensor]] = []
@@ -179,11 +236,12 @@ class LastLayerOutputs:
         with torch.no_grad(), GaussianWeights(given, look, lambda *what: others.extend(what)):
             f = program.function_at(values, program.example.x, program.params)
         if others or len(products) != 1:
-            return False
+            return False, False
         product, value = products[0]
         is_whole = len(product.weights) == len(given) and value.numel() == f.numel()
         is_plain = product.x.ndim == 2 and not product.is_convolution
-        return is_whole and is_plain and torch.equal(value.reshape(f.shape), f)
+        is_product = is_whole and is_plain and torch.equal(value.reshape(f.shape), f)
+        return is_product, is_product and all(w.loc is values[w.site] for w in product.weights)
 
     def _require_linear(self) -> None:
         """Compare f at the sum of two values of the part's sites with the sum of f there."""
