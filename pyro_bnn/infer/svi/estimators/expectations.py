@@ -35,7 +35,7 @@ NUM_OF_SQUARE = 2  # which are exact for polynomials up to the third degree
 ROUNDING = 1e-6  # of logits
 
 
-class Expectation(ABC):
+class OutputExpectation(ABC):
     """An expected log density out of log densities at some outputs.
 
     Args:
@@ -64,7 +64,7 @@ class Expectation(ABC):
         return (self.weights.unsqueeze(-1) * rows).sum(0)
 
 
-class OneOutputEach(Expectation):
+class OneOutputEach(OutputExpectation):
     """The log density is a sum over outputs, each of whose terms sees its own marginal alone."""
 
     def outputs(self, q: OutputMoments) -> Tensor:
@@ -81,7 +81,7 @@ class Square(OneOutputEach):
         return NUM_OF_SQUARE
 
 
-class MeanAndScale(Expectation):
+class MeanAndScale(OutputExpectation):
     """Gaussian noise whose means are the first half of the outputs, whose sds see the second."""
 
     def __init__(self, like: Tensor) -> None:
@@ -102,7 +102,7 @@ class MeanAndScale(Expectation):
         return torch.cat([loc + outer * slope + inner * rest, raw + outer * sd], -1)
 
 
-class TwoClasses(Expectation):
+class TwoClasses(OutputExpectation):
     """Two logits, of which only the difference counts."""
 
     def outputs(self, q: OutputMoments) -> Tensor:
@@ -113,7 +113,7 @@ class TwoClasses(Expectation):
         return q.mean + torch.cat([-half, half], -1)
 
 
-class Classes(Expectation):
+class Classes(OutputExpectation):
     r"""A lower bound for C classes, :math:`\mu_y - \log \sum_k \exp(\mu_k + v_k / 2)`.
 
     It is tight as v falls to 0, and correlations of logits do not enter it.
@@ -131,7 +131,7 @@ class Classes(Expectation):
         return rows[0] + rows[1] * moved / math.log(q.mean.shape[-1])
 
 
-def expectation_of(program: Program, sites: Sequence[Site]) -> Expectation | None:
+def expectation_of(program: Program, sites: Sequence[Site]) -> OutputExpectation | None:
     """The expectation that a model's likelihood has over its last layer; None where none serves.
 
     Args:

@@ -30,7 +30,7 @@ from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import AutoComposite, Guide
 from pyro_bnn.guides.parts.blocks import LAST_LAYER, matching_sites
 from pyro_bnn.infer.svi.estimators.estimator import Estimator
-from pyro_bnn.infer.svi.estimators.expectations import Expectation, expectation_of
+from pyro_bnn.infer.svi.estimators.expectations import OutputExpectation, expectation_of
 from pyro_bnn.infer.svi.estimators.output_moments import LastLayerOutputs, OutputMoments
 from pyro_bnn.priors.from_posterior import gaussian_of_guide
 from pyro_bnn.program.batched import refused_as
@@ -221,7 +221,7 @@ class LastLayer(OverLastLayer):
 
         return self._at_draws(above, (noise, of_rows), batch, params, own)[0]
 
-    def _expectation(self) -> Expectation:
+    def _expectation(self) -> OutputExpectation:
         found = expectation_of(self.program, self.sites)
         if found is None:
             program = self.program
