@@ -90,6 +90,10 @@ from pyro_bnn.diagnostics.simulation.vsbc import variational_calibration
 from pyro_bnn.diagnostics.stacked_chains import stack_chains
 from pyro_bnn.diagnostics.stacking import stacked_score, stacking_weights
 from pyro_bnn.diagnostics.trend import Trend, objective_trend
+from pyro_bnn.diagnostics.trust.against_reference import (
+    class_agreement,
+    class_total_variation,
+)
 from pyro_bnn.diagnostics.trust.attack import Attacked, fgsm
 from pyro_bnn.diagnostics.trust.calibration_error import (
     classwise_ece,
@@ -148,6 +152,8 @@ __all__ = [
     "brier",
     "central_band",
     "chain_clusters",
+    "class_agreement",
+    "class_total_variation",
     "class_uncertainty",
     "classwise_ece",
     "corrupt",

@@ -51,6 +51,10 @@ class TrustOptions:
         "Step of an attack by the sign of the gradient, in units of the largest pixel.",
         metavar="STEP",
     )
+    reference: str | None = option(
+        "One of the methods: the others' classes and probabilities are compared with its.",
+        metavar="NAME",
+    )
     seeds: str = option(
         "Seeds of the fits, such as 0-2: errors over seeds need several.",
         "0",
@@ -94,7 +98,7 @@ def trust(
     from pyro_bnn.cli.runs import RunPlan
     from pyro_bnn.data import load
     from pyro_bnn.report import trust as judge
-    from pyro_bnn.report.beyond.trust import check_trust
+    from pyro_bnn.report.beyond.trust import check_reference, check_trust
 
     plan = RunPlan.of(context, find_methods(options.methods), network, how)
     seeds = one_or_several(context, "seed", options.seeds)
@@ -103,6 +107,7 @@ def trust(
     if options.ood is not None:
         asked["ood"] = load(options.ood)
     check_trust(rows, **asked)
+    check_reference(options.reference, plan.methods)
     models = {seed: plan.models(rows, seed) for seed in seeds}
     first = models[seeds[0]]
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, first, rows.train))
@@ -118,6 +123,7 @@ def trust(
             posteriors,
             rows,
             **asked,
+            reference=options.reference if options.reference in posteriors else None,
             num_samples=options.draws,
             num_rows=options.rows,
             seed=seeds[0],

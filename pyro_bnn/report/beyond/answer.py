@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyro_bnn.diagnostics.ranking import Ranked
-from pyro_bnn.plotting.numbers import number, with_error
+from pyro_bnn.plotting.numbers import number, percent, with_error
 from pyro_bnn.report.beyond.estimate import ERRORS
 from pyro_bnn.report.verdicts.advice import listed
 from pyro_bnn.report.verdicts.statement import Answer, Statement
@@ -53,6 +53,8 @@ def statements(results: TrustNumbers) -> Iterator[tuple[str, str]]:
         yield "Corrupted", _scores(results.shifted_ranking, results.shifted)
     yield "Calibration", _calibration(results.table, results.noun)
     yield "Rejection", _rejection(results.table, results.noun)
+    if results.reference is not None and len(others := results.table.dropna(subset="agreement")):
+        yield "Reference", _from_reference(others, results.reference_name, results.noun)
     if results.ood_name is not None:
         yield "Unknown inputs", _unknown(results.unknown, results.ood_name)
     if results.epsilon is not None:
@@ -139,6 +141,19 @@ def _rejection(table: pd.DataFrame, noun: str) -> str:
         f"{with_error(row['augrc'], row['augrc_se'])} of {first} (at random "
         f"{number(row['augrc_random'])}, at best {number(row['augrc_best'])})"
         f"{_beside(table, 'augrc', first, sign=-1)}."
+    )
+
+
+def _from_reference(table: pd.DataFrame, name: str, noun: str) -> str:
+    """How near each method's probabilities are to the reference's."""
+    each = [
+        f"{method} on {percent(row['agreement'], 2)}, total variation "
+        f"{with_error(row['total_variation'], row['total_variation_se'])}"
+        for method, row in table.iterrows()
+    ]
+    return (
+        f"share of {noun} on which the likeliest class is that of {name}, and mean distance of the "
+        f"probabilities (total variation, 0 to 1): {'; '.join(each)}."
     )
 
 

@@ -127,6 +127,12 @@ ATTACKED = (
     Metric("control_accuracy", None, "at random", text=share),
     Metric("moved_accuracy", None, "attacked", text=share),
 )  # fmt: skip
+OF_REFERENCE = (
+    Metric("agreement", None, "agreement",
+           "Share of rows whose likeliest class is the reference's.", text=share),
+    estimated("total_variation", None, "total variation",
+              "Half the sum over classes of the differences of probabilities; 0 where equal."),
+)  # fmt: skip
 NEVER_RANKED = "Shown beside their errors, never ranked by; the floor is of the calibration error."
 
 RESAMPLED = (SCORE, ACCURACY, BRIER, ECE, AUGRC)

@@ -11,6 +11,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pyro_bnn.diagnostics.ranking import Ranked, rank
+from pyro_bnn.diagnostics.trust.against_reference import (
+    class_agreement,
+    class_total_variation,
+)
 from pyro_bnn.diagnostics.trust.calibration_error import equal_mass_floor, smooth_ece_floor
 from pyro_bnn.diagnostics.trust.out_of_distribution import auroc, fpr95
 from pyro_bnn.diagnostics.trust.temperature_scaling import temperature_scaling
@@ -59,6 +63,8 @@ class TrustNumbers:
         ood_name: Of the unknown inputs; None without.
         conditions: Corruptions; none without.
         epsilon: Step of the attack in units of the largest pixel; None without.
+        reference: Probabilities ``[N, C]`` of a reference for the test rows; None without.
+        reference_name: Its name, as text.
         num_draws: Draws of every method.
         labels: Classes of the test rows ``[N]``.
         fits: What the fits of each method say.
@@ -75,11 +81,14 @@ class TrustNumbers:
         conditions: Sequence[Condition] = (),
         ood_name: str | None = None,
         epsilon: float | None = None,
+        reference: Float[np.ndarray, "N C"] | None = None,
+        reference_name: str = "",
     ) -> None:
         self.split = split
         self.num_draws = num_draws
         self.conditions = tuple(conditions)
         self.ood_name, self.epsilon = ood_name, epsilon
+        self.reference, self.reference_name = reference, reference_name
         self.labels = to_numpy(split.test.y).astype(int)
         self.ranking = _ranking(fits, [TEST])
         self.names = tuple(place.name for place in self.ranking)
@@ -107,7 +116,8 @@ class TrustNumbers:
         ``smooth_floor`` are about what ``ece`` and ``smooth_ece`` are where the probabilities are
         right, and ``debiased_ece2_sd`` is what ``debiased_ece2`` scatters by; ``temperature`` is
         found on one half of the rows and ``temperature_gain``, in nats a row, is what it gains on
-        the other, both ways.
+        the other, both ways. With a reference, ``agreement`` is the share of rows of the same
+        likeliest class, and ``total_variation`` the mean distance of the probabilities.
         """
         rows = len(self.labels)
         samples = self._samples(OF_TEST_ROWS, TEST, self.labels)
@@ -135,7 +145,22 @@ class TrustNumbers:
                 "fits": len(own),
             }
             numbers[name] |= _pair("temperature", temperature) | _pair("temperature_gain", gain)
+            numbers[name] |= self._from_reference(name, tests)
         return _frame(numbers)
+
+    def _from_reference(self, name: str, tests: Sequence[Scored]) -> dict[str, float]:
+        """Agreement and total variation, with errors; none of the reference itself."""
+        if self.reference is None:
+            return {}
+        numbers: dict[str, float] = {}
+        kinds = {"agreement": class_agreement, "total_variation": class_total_variation}
+        for key, measure in kinds.items():
+            estimate = Estimate(NAN, NAN)
+            if name != self.reference_name:
+                each = [_mean_of(measure(test.probs, self.reference)) for test in tests]
+                estimate = resampled(each, len(self.labels)).estimate
+            numbers |= _pair(key, estimate)
+        return numbers
 
     @cached_property
     def shifted(self) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from pyro_bnn.report.beyond.metrics import (
     ATTACKED,
     CALIBRATION,
     NEVER_RANKED,
+    OF_REFERENCE,
     REJECTION,
     ROWS,
     SEEDS,
@@ -40,6 +41,9 @@ def tables(results: TrustNumbers) -> Iterator[PageTable]:
         yield PageTable("Corrupted", columns, results.shifted, caption=caption)
     yield PageTable("Calibration", CALIBRATION, results.table, ordered_by="", caption=NEVER_RANKED)
     yield PageTable("Rejection", REJECTION, results.table, ordered_by="", caption=NEVER_RANKED)
+    if results.reference is not None:
+        title = f"Distance to {results.reference_name}"
+        yield PageTable(title, OF_REFERENCE, results.table, ordered_by="", caption=NEVER_RANKED)
     if results.ood_name is not None:
         for score, part in results.unknown.groupby("score", sort=False):
             by_method = part.set_index("method").drop(columns="score")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,7 @@ def trust(
     kinds: Sequence[str] | None = None,
     scale: CorruptionScale | None = None,
     attack: float | None = None,
+    reference: str | PosteriorLike | None = None,
     num_samples: int = NUM_DRAWS,
     num_rows: int = SHIFTED_ROWS,
     seed: int = 0,
@@ -117,6 +118,9 @@ def trust(
         scale: Constants of ``"mnist"`` or of ``"cifar"``; None chooses by the number of channels.
         attack: Largest move of a pixel by the fast gradient sign method, in units of the largest
             pixel, within black and white.
+        reference: Name of one of the methods, such as long chains, or another posterior: the table
+            then has ``agreement`` and ``total_variation``, the mean over test rows of equal classes
+            and of the total variation distance of the probabilities.
         num_samples: Draws of every method.
         num_rows: Largest number of test rows, from the first, that are corrupted and attacked.
         seed: Of draws, noise and random signs.
@@ -136,6 +140,7 @@ def trust(
         raise OptionError("nothing to judge: give at least one posterior by the name of its method")
     check_names(fitted)
     check_trust(split, attack=attack, corruptions=corruptions, kinds=kinds, scale=scale, ood=ood)
+    check_reference(reference, fitted)
     check_positive_int("num_samples", num_samples)
     check_positive_int("num_rows", num_rows)
     num_draws = common_draws([fit for seeds in fitted.values() for fit in seeds], num_samples)
@@ -163,6 +168,13 @@ def trust(
 
     with bar:
         fits = {name: [fit_of(posterior) for posterior in seeds] for name, seeds in fitted.items()}
+        reference_probs = None
+        if isinstance(reference, str):
+            reference_probs = np.mean([fit[TEST].probs for fit in fits[reference]], axis=0)
+        elif reference is not None:
+            count = common_draws([reference], num_samples)
+            scored = score_rows(reference, split.test.x, split.test.y, count, seed)
+            reference_probs = scored.probs
     return Trust(
         split,
         fits,
@@ -170,7 +182,22 @@ def trust(
         conditions=conditions,
         ood_name=None if ood is None else ood.name,
         epsilon=attack,
+        reference=reference_probs,
+        reference_name=reference if isinstance(reference, str) else "the reference",
     )
+
+
+def check_reference(reference: object, names: Collection[str]) -> None:
+    """Check that a reference is one of the methods, or a posterior.
+
+    Raises:
+        OptionError: If it is another text.
+    """
+    if isinstance(reference, str) and reference not in names:
+        raise OptionError(
+            f"the reference {reference!r} is none of the methods: name one of {', '.join(names)}, "
+            "or give a posterior"
+        )
 
 
 def check_trust(

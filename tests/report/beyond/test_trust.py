@@ -389,3 +389,19 @@ def test_a_bar_counts_the_sets_that_are_judged(
     assert "18/18" in capsys.readouterr().err  # test, two corruptions, unknown, attack and control
     judged({"sure": constant(0.8, Y)})
     assert not capsys.readouterr().err
+
+
+def test_agreement_and_total_variation_against_a_reference() -> None:
+    methods = {"nuts": constant(0.9, Y), "near": constant(0.8, Y), "far": constant(0.3, Y)}
+    table = judged(methods, reference="nuts").table
+    assert_allclose(table.loc["near", ["agreement", "total_variation"]].astype(float), [1, 0.1])
+    assert_allclose(table.loc["far", ["agreement", "total_variation"]].astype(float), [0, 0.6])
+    assert math.isnan(table.loc["nuts", "agreement"])
+    assert_allclose(table.loc["far", "total_variation_se"], 0, atol=1e-12)
+    found = judged(methods, reference=constant(0.9, Y))  # another posterior
+    assert_allclose(found.table["total_variation"], [0, 0.1, 0.6], atol=1e-12)
+    assert "likeliest class is that of the reference" in found.summary()
+    assert "Distance to the reference" in [table.title for table in tables(found)]
+    assert "agreement" not in judged(methods).table
+    with pytest.raises(OptionError, match="'hmc' is none of the methods: name one of nuts, near"):
+        judged(methods, reference="hmc")
