@@ -30,12 +30,14 @@ def test_a_page_of_two_methods_and_two_seeds(
     out = tmp_path / "page"
     asked = ("--ood", "digits", "--corrupt", "1,3", "--kinds", "rotate,inverse", "--attack", "0.1")
     small = ("--steps", "20", "--rows", "10", "--draws", "4", "--seeds", "0,1")
+    small += ("--reference", "auto-normal")
     found = trust("--methods", "auto-delta,auto-normal", *asked, *small, "--out", out)
     assert (found.code, found.err) == (0, "")
     assert f"Wrote {out / 'index.html'}" in found.out
     table = pd.read_csv(out / "table.csv", index_col="method")
     assert set(table.index) == {"AutoDelta", "AutoNormal"}
     assert table["fits"].tolist() == [2, 2]
+    assert table.loc["AutoDelta", "total_variation"] > 0
     conditions = pd.read_csv(out / "conditions.csv")
     assert set(zip(conditions["kind"], conditions["severity"], strict=True)) == {
         ("rotate", 1), ("rotate", 3), ("inverse", 1), ("inverse", 3),
@@ -52,6 +54,7 @@ def test_a_page_of_two_methods_and_two_seeds(
         (("--corrupt", "x"), "--corrupt"),
         (("--ood", "moons"), "images [N, K, H, W]"),
         (("--attack", "-1"), "attack is a step > 0"),
+        (("--reference", "nuts"), "the reference 'NUTS' is none of the methods"),
         (("--kinds", "rotate"), "give their severities as well"),
         (
             ("--draws", "100001"),

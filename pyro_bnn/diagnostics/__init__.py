@@ -59,6 +59,8 @@ from pyro_bnn.diagnostics.mean_field.product_matrix import (
 )
 from pyro_bnn.diagnostics.mean_field.pruning import PrunedPosterior, prune, signal_to_noise
 from pyro_bnn.diagnostics.novelty import Novelty
+from pyro_bnn.diagnostics.one_pass.feature_density import FeatureDensity
+from pyro_bnn.diagnostics.one_pass.single_pass import DDU, Mahalanobis
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
 from pyro_bnn.diagnostics.reference import (
@@ -112,6 +114,7 @@ from pyro_bnn.diagnostics.trust.temperature_scaling import TemperatureScale, tem
 from pyro_bnn.infer.sgmcmc.temperature import Temperature, temperature_of
 
 __all__ = [
+    "DDU",
     "NNGP",
     "Attacked",
     "ChainChecks",
@@ -119,9 +122,11 @@ __all__ = [
     "ClassUncertainty",
     "Coverage",
     "CurvatureMatrices",
+    "FeatureDensity",
     "FunctionConvergence",
     "GaussianProcess",
     "LocalProducts",
+    "Mahalanobis",
     "MatrixMoments",
     "MeanFieldDistance",
     "MeanFieldKL",

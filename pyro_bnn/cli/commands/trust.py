@@ -107,7 +107,10 @@ def trust(
     if options.ood is not None:
         asked["ood"] = load(options.ood)
     check_trust(rows, **asked)
-    check_reference(options.reference, plan.methods)
+    reference = None
+    if options.reference is not None:
+        (reference,) = find_methods(options.reference)
+        check_reference(reference, plan.methods)
     models = {seed: plan.models(rows, seed) for seed in seeds}
     first = models[seeds[0]]
     plan = dataclasses.replace(plan, engines=fits.in_batches(plan.engines, first, rows.train))
@@ -123,7 +126,7 @@ def trust(
             posteriors,
             rows,
             **asked,
-            reference=options.reference if options.reference in posteriors else None,
+            reference=reference if reference in posteriors else None,
             num_samples=options.draws,
             num_rows=options.rows,
             seed=seeds[0],

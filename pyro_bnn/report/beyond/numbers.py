@@ -202,7 +202,7 @@ class TrustNumbers:
 
     @cached_property
     def unknown(self) -> pd.DataFrame:
-        """How well scores tell unknown inputs apart: a row a method and score.
+        """How well scores tell unknown inputs apart: a row a method and score that it has.
 
         ``auroc`` and both FPR at 95 %, named by what is taken as positive, with errors over images
         of both data sets; ``auroc`` is told from 0.5 from ``auroc_told`` of its errors on;
@@ -221,7 +221,10 @@ class TrustNumbers:
         }
         rows = []
         first = next(iter(self.fits.values()))[0]
-        for score in first[TEST].novelty:
+        for score in dict.fromkeys(
+            s for (fit, *_) in self.fits.values() for s in fit[TEST].novelty
+        ):
+            fits = {name: own for name, own in self.fits.items() if score in own[0][TEST].novelty}
             of = {
                 name: {
                     kind: resampled(
@@ -231,12 +234,12 @@ class TrustNumbers:
                     )
                     for kind, measure in kinds.items()
                 }
-                for name, own in self.fits.items()
+                for name, own in fits.items()
             }
             best = max(of, key=lambda name: of[name]["auroc"].estimate.value)
             every = [one["auroc"] for one in of.values()]
-            alone, told = told_from_constant(every), told_from(every)[self.names.index(best)]
-            for place, name in enumerate(self.names):
+            alone, told = told_from_constant(every), told_from(every)[[*fits].index(best)]
+            for place, name in enumerate(fits):
                 row: dict[str, Any] = {"method": name, "score": score}
                 for kind, one in of[name].items():
                     row |= _pair(kind, one.estimate)

@@ -21,6 +21,7 @@ from pyro_bnn.report.evaluation.held_out import class_draws
 from pyro_bnn.report.evaluation.units import to_numpy
 
 if TYPE_CHECKING:
+    from pyro_bnn.diagnostics.one_pass.single_pass import OnePass
     from pyro_bnn.posterior.protocol import PosteriorLike
 
 AT_ONCE = 1 << 22  # numbers of class probabilities
@@ -65,7 +66,7 @@ class LabelledRows(NamedTuple):
 
 
 def score_rows(
-    posterior: PosteriorLike, x: Tensor, y: Tensor | None, num_draws: int, seed: int
+    posterior: PosteriorLike | OnePass, x: Tensor, y: Tensor | None, num_draws: int, seed: int
 ) -> Scored:
     """Predict rows a part at a time, by the same draws of the weights.
 
@@ -85,6 +86,7 @@ def score_rows(
         f = to_numpy(prediction.function_draws).astype(float)
         draws = class_draws(f)
         novelty = novelty_scores(draws, f if f.shape[-1] > 1 else None)
+        novelty |= getattr(prediction, "novelty", {})  # of the features, where a method has them
         found = draws.mean(0)
         observed = np.full(len(found), np.nan)
         if y is not None:

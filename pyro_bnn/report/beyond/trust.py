@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from pyro_bnn.checks import check_positive_int
 from pyro_bnn.data.split import require_split
+from pyro_bnn.diagnostics.one_pass.single_pass import OnePass
 from pyro_bnn.diagnostics.trust.corruptions import CorruptionScale
 from pyro_bnn.errors import DataError, OptionError
 from pyro_bnn.files.atomic import made_folder, write_text
@@ -90,7 +91,7 @@ class Trust(TrustNumbers):
 
 
 def trust(
-    posteriors: Mapping[str, PosteriorLike | Sequence[PosteriorLike]],
+    posteriors: Mapping[str, PosteriorLike | OnePass | Sequence[PosteriorLike | OnePass]],
     split: Split,
     *,
     ood: Split | None = None,
@@ -110,7 +111,9 @@ def trust(
     differences are paired over rows. Methods are ranked by the log score alone.
 
     Args:
-        posteriors: By the name of the method, a posterior or one a seed.
+        posteriors: By the name of the method, a posterior or one a seed; or a classifier of one
+            pass, such as ``pyro_bnn.diagnostics.DDU``, whose scores of features are then beside
+            those of the probabilities.
         split: Classes; test rows in the units of the models.
         ood: A data set of other images; its test rows are the unknown inputs.
         corruptions: Severities of corruption, some of 1 to 5.
@@ -141,6 +144,13 @@ def trust(
     check_names(fitted)
     check_trust(split, attack=attack, corruptions=corruptions, kinds=kinds, scale=scale, ood=ood)
     check_reference(reference, fitted)
+    if attack is not None and (
+        one_pass := [n for n, f in fitted.items() if isinstance(f[0], OnePass)]
+    ):
+        raise OptionError(
+            f"the attack follows the gradient of a posterior's draws, which {', '.join(one_pass)} "
+            "has none of: leave attack out, or judge the posteriors alone"
+        )
     check_positive_int("num_samples", num_samples)
     check_positive_int("num_rows", num_rows)
     num_draws = common_draws([fit for seeds in fitted.values() for fit in seeds], num_samples)
@@ -155,7 +165,7 @@ def trust(
     num_sets = sum(map(len, fitted.values())) * (len(shared) + 2 * (attack is not None))
     bar = tqdm(total=num_sets, disable=not progress, desc="Judging", unit="set")
 
-    def fit_of(posterior: PosteriorLike) -> Fit:
+    def fit_of(posterior: PosteriorLike | OnePass) -> Fit:
         scores, inputs = {}, dict(shared)
         if attack is not None:
             attacked = _attacked(posterior, split, attack, num_rows, num_draws, seed)
