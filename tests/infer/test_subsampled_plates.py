@@ -180,7 +180,8 @@ def test_stock_pyro_goes_on_to_take_some_rows() -> None:
 def of_the_first_rows(y: Tensor) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
     with pyro.plate("rows", len(y), subsample_size=B) as rows:
-        pyro.sample("obs", dist.Normal(mu * y[: len(rows)], SD), obs=y[rows])
+        obs = y[rows]
+        pyro.sample("obs", dist.Normal(mu * y[: len(obs)], SD), obs=obs)
 
 
 def centred(y: Tensor) -> None:
@@ -197,11 +198,18 @@ def moving_support(y: Tensor) -> None:
         pyro.sample("obs", dist.Normal(low, SD), obs=y[rows])
 
 
+ANOTHER = "site 'obs' another density on 12 rows of the plate 'rows'"
+
+
 @pytest.mark.parametrize(
     ("model", "error", "words"),
     [
-        (of_the_first_rows, ModelError, "site 'obs' another density on 12 rows of the plate 'rows'"),
-        (centred, ModelError, "site 'obs' another density on 12 rows of the plate 'rows'"),
+        (
+            of_the_first_rows,
+            ModelError,
+            ANOTHER,
+        ),
+        (centred, ModelError, ANOTHER),
         (moving_support, SiteError, "the support of 'low' depends on another site"),
     ],
 )

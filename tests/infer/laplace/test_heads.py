@@ -229,7 +229,8 @@ def test_what_is_no_head_takes_the_curvature_of_all_networks() -> None:
         assert Head.of(Program(model, X, y)) is None
     program = Program(models.MLP(D, hidden=(3,)).double(), X, X[:, 0])
     head = Head.of(program)
-    assert head is not None and head.name == "layers.1"
+    assert head is not None
+    assert head.name == "layers.1"
     assert not head.is_all_of(program)
     student = models.MLP(D, hidden=(3,), likelihood=likelihoods.StudentT()).double()
     assert outputs_of(Program(student, X, X[:, 0]), Program(student, X, X[:, 0]).initial) is None
