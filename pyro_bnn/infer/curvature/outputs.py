@@ -85,7 +85,7 @@ class Logits(Outputs):
         return (softplus(f) - y * f).sum(-1), f.sigmoid() - y
 
     def variance(self, f: Tensor) -> Tensor:
-        """P (1 - p)."""
+        """The variances p (1 - p)."""
         return f.sigmoid() * (-f).sigmoid()
 
 
@@ -113,7 +113,7 @@ class Classes(Outputs):
         return nll, log_p.exp_().scatter_add_(-1, label, log_p.new_full(label.shape, -1.0))
 
     def variance(self, f: Tensor) -> Tensor:
-        """P (1 - p)."""
+        """The variances p (1 - p)."""
         p = f.softmax(-1)
         return p * (1 - p)
 

@@ -47,11 +47,11 @@ class CurvatureOf:
         entries: Tensor | None = None,
     ) -> None:
         self.objective, self.structure, self.rank = objective, structure, rank
-        program, rows = objective.program, objective.rows
+        self.entries, program, rows = entries, objective.program, objective.rows
         size = program.num_latents if entries is None else len(entries)
         if structure == "full":
-            require_size(size, '"kron", "low_rank" or "diagonal", or subset="last_layer"')
-        self.entries, self._curvature = entries, curvature
+            require_size(size, f'"kron", "low_rank" or "diagonal"{self._or_last}')
+        self._curvature = curvature
         self._known: dict[int, Any] = {}  # of Kronecker factors that stay
         self._last: tuple[Tensor, Any] | None = None  # the point asked for last, and its answer
         self._terms = RowTermsOf(
@@ -75,6 +75,11 @@ class CurvatureOf:
         if self._curvature == "ggn":
             return longer
         return f'take curvature="ggn", which is never negative, or {longer}'
+
+    @property
+    def _or_last(self) -> str:
+        """Which other entries are fewer; those of a subset are some already."""
+        return ', or subset="last_layer"' if self.entries is None else ""
 
     @property
     def chunk(self) -> int:
@@ -110,7 +115,7 @@ class CurvatureOf:
                 if count > ROOTS:
                     raise OptionError(
                         f'structure="low_rank" takes the roots of all {len(rows.x):,} rows, which '
-                        'are too many: take "kron" or "diagonal", or subset="last_layer"'
+                        f'are too many: take "kron" or "diagonal"{self._or_last}'
                     )
             W = torch.cat(parts).double().mT  # [P', N K]
             return largest(W, min(self.rank, *W.shape))

@@ -14,9 +14,11 @@ from torch.testing import assert_close
 
 from pyro_bnn import Laplace, bayesian, likelihoods, models, priors
 from pyro_bnn.errors import OptionError
+from pyro_bnn.infer.curvature.gaussian_prior import GaussianPrior
 from pyro_bnn.infer.curvature.outputs import outputs_of
 from pyro_bnn.infer.laplace import head as heads
 from pyro_bnn.infer.laplace.curvature import CurvatureOf
+from pyro_bnn.infer.laplace.mode import MinusLogJoint
 from pyro_bnn.models.from_network import BayesianModule
 from pyro_bnn.models.outputs import record_output
 from pyro_bnn.program.head import Head
@@ -152,8 +154,8 @@ def test_the_last_layer_beside_others_has_the_same_curvature_as_by_roots(
     program = posterior.program
     last = [s for s in program.sites if s.name.startswith("2.")]
     entries = torch.cat([torch.arange(s.start, s.stop) for s in last])
-    objective = heads.MinusLogJoint(
-        program, posterior.batch((X, Y[kind])), heads.GaussianPrior.of(program, "the test")
+    objective = MinusLogJoint(
+        program, posterior.batch((X, Y[kind])), GaussianPrior.of(program, "the test")
     )
     by_roots = CurvatureOf(objective, structure, "ggn", 20, entries)(z.double(), is_mode=True)
     eye = torch.eye(part.noise_dim, dtype=torch.float64)
@@ -191,15 +193,24 @@ def test_weights_of_rows_count(structure: Any) -> None:
     assert_close(covariance(posterior), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("options", [{}, {"curvature": "hessian"}])
+@pytest.mark.slow("two seconds")
 def test_the_scale_of_the_prior_by_the_evidence_is_that_without_a_head(
-    options: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chosen = fit(frozen("classes"), "classes", prior_scales="evidence", **options)
+    chosen = fit(frozen("classes"), "classes", prior_scales="evidence")
     monkeypatch.setattr("pyro_bnn.infer.laplace.laplace.head_of", lambda _: None)
-    other = fit(frozen("classes"), "classes", prior_scales="evidence", **options)
+    other = fit(frozen("classes"), "classes", prior_scales="evidence")
     assert chosen.options["found_scales"] == pytest.approx(other.options["found_scales"], rel=1e-3)
     assert chosen.log_evidence == pytest.approx(other.log_evidence, abs=1e-3)
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal"])
+def test_the_hessian_of_a_head_is_its_ggn(structure: Any) -> None:
+    ggn, hessian = (
+        fit(frozen("classes"), "classes", structure=structure, curvature=curvature)
+        for curvature in ("ggn", "hessian")
+    )
+    assert_close(covariance(hessian), covariance(ggn))
 
 
 def test_what_is_no_head_takes_the_curvature_of_all_networks() -> None:
@@ -211,7 +222,8 @@ def test_what_is_no_head_takes_the_curvature_of_all_networks() -> None:
             self.layer = nn.Linear(D, D)
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.layer(torch.tanh(self.layer(x))))
+            found: Tensor = self.layer(torch.tanh(self.layer(x)))
+            return found
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -219,13 +231,16 @@ def test_what_is_no_head_takes_the_curvature_of_all_networks() -> None:
             self.layer = nn.Linear(D, C)
 
         def forward(self, x: Tensor) -> Tensor:
-            return 2.0 * self.layer(x)
+            found: Tensor = 2.0 * self.layer(x)
+            return found
 
     y = Y["classes"]
-    for net in (Tied(), Scaled()):
-        model = bayesian(net.double(), likelihood=likelihoods.Categorical(D if y is None else 4))
-        if isinstance(net, Scaled):
-            model = bayesian(net.double(), likelihood=LIKELIHOODS["classes"])
+    nets: list[tuple[nn.Module, Any]] = [
+        (Tied(), likelihoods.Categorical(D)),
+        (Scaled(), LIKELIHOODS["classes"]),
+    ]
+    for net, likelihood in nets:
+        model = bayesian(net.double(), likelihood=likelihood)
         assert Head.of(Program(model, X, y)) is None
     program = Program(models.MLP(D, hidden=(3,)).double(), X, X[:, 0])
     head = Head.of(program)
