@@ -460,6 +460,33 @@ def ensembles(found: Result) -> str:
     return f"{of_cost}\n\n{of_uci}\n\n{of_subspace}"
 
 
+def heads(found: Result) -> str:
+    """Seconds and memory of fits of heads, and how far probabilities differ."""
+
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        if "failed" in row:
+            return [row["failed"], "", "", ""]
+        gap = row.get("gap")
+        return [
+            duration(row["seconds"]),
+            duration(row["cpu"]),
+            f"{row['peak_bytes'] / 2**30:.2f} GiB",
+            "" if gap is None else f"{gap:.2g}",
+        ]
+
+    return markdown(
+        [
+            "head",
+            "contender",
+            "fit",
+            "CPU time of it",
+            "most memory of the process",
+            "probit probabilities, largest difference",
+        ],
+        [[row["case"], row["contender"], *cells(row)] for row in found["rows"]],
+    )
+
+
 def laplace(found: Result) -> str:
     """Log scores beside those of a point estimate, then seconds."""
 
@@ -739,6 +766,7 @@ TABLES: Mapping[str, Callable[[Result], str]] = {
     "sgmcmc": sgmcmc,
     "ensembles": ensembles,
     "laplace": laplace,
+    "heads": heads,
     "samplers": samplers,
     "posteriordb": posteriordb,
 }

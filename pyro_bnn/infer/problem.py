@@ -47,6 +47,7 @@ class Facts(ABC):
     engine: str
     seed: int
     declare: Callable[[Mapping[str, Any]], Nature] | None
+    progress: bool
 
     @property
     @abstractmethod
