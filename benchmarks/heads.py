@@ -33,7 +33,7 @@ CASES = {  # features, classes, rows
     "768-1000": (768, 1_000, 50_000),
 }
 QUICK = {"20-3": (20, 3, 60)}
-LIMIT = 300.0  # s of a process
+LIMIT = 600.0  # s of a process
 PRIOR = 0.1  # sd
 NEW = 100  # rows that are predicted
 BATCH = 500

@@ -123,7 +123,8 @@ def test_kronecker_factors_are_the_sums_over_rows(kind: str) -> None:
         return density
 
     G = sum(torch.func.hessian(nll)(f[n : n + 1], n).reshape(C, C) for n in range(N))
-    phi = torch.cat([body()[:2](X), torch.ones(N, 1, dtype=torch.float64)], 1)
+    inner: Any = body()
+    phi = torch.cat([inner[:2](X), torch.ones(N, 1, dtype=torch.float64)], 1)
     data = torch.kron(torch.as_tensor(G).contiguous(), (phi.mT @ phi / N).contiguous())
     prior = torch.tensor([0.7**-2] * 5 + [1.5**-2], dtype=torch.float64).repeat(C).diag()
     order = Head.of(program)

@@ -469,7 +469,7 @@ def test_along_a_kink_it_goes_to_the_least_value() -> None:
     """Of 3 |a - b| + (a - 3)^2 / 2 + (b + 1)^2 / 2: 4 at a = b = 1, where the gradient jumps."""
 
     class Kinked:
-        rows = Batch(torch.zeros(10, 1), torch.zeros(10))
+        rows, is_convex = Batch(torch.zeros(10, 1), torch.zeros(10)), False
 
         def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
             kink, centre = torch.tensor([3.0, -3.0]).double(), torch.tensor([3.0, -1.0]).double()
