@@ -247,7 +247,12 @@ class _Recorder(Mode):
         if func is torch.ops.aten.lift_fresh.default:  # a constant: nothing may write into it
             func = torch.ops.aten.lift_fresh_copy.default
         if getattr(func, "overloadpacket", None) in BY_INDEX:
-            args = (args[0], self._places(args[1]), *args[2:])
+            places = self._places(args[1])
+            args = (args[0], places, *args[2:])
+            if func is aten.index_put.default and any(
+                p is not None and not p.numel() for p in places
+            ):
+                func, args, kwargs = aten.clone.default, args[:1], {}  # written at no place
         given, named = cast(Any, map_aggregate((args, kwargs), self.node))
         node = self.graph.call_function(func, given, named)
         is_random = torch.Tag.nondeterministic_seeded in func.tags

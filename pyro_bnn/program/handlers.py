@@ -34,7 +34,12 @@ from pyro_bnn.likelihoods import as_columns
 from pyro_bnn.priors.prior import tensors_of, unvalidated
 from pyro_bnn.program.batched import without_fast_path
 from pyro_bnn.program.dependence import PARAMETER, Marks
-from pyro_bnn.program.distributions import base_distribution, bounds_of, zeros_like
+from pyro_bnn.program.distributions import (
+    base_distribution,
+    bounds_of,
+    with_own_density,
+    zeros_like,
+)
 from pyro_bnn.program.random_state import empty_store, isolated
 from pyro_bnn.program.subsampling import Plate, WholePlates, is_rows_of_plate, of_rows
 from pyro_bnn.sites import Site, base_support, bijection, shape_of_entries
@@ -686,7 +691,8 @@ class _Handled(nn.Module):
 
 def log_prob(msg: Mapping[str, Any]) -> Tensor:
     """Log density of a message, in the shape of its batch, without its scale."""
-    value = scale_and_mask(unvalidated(msg["fn"]).log_prob(msg["value"]), 1.0, msg["mask"])
+    fn = with_own_density(unvalidated(msg["fn"]))
+    value = scale_and_mask(fn.log_prob(msg["value"]), 1.0, msg["mask"])
     return detach_provenance(value) if isinstance(value, Tensor) else torch.as_tensor(value)
 
 

@@ -23,6 +23,9 @@ from pyro_bnn.data import Call
 from pyro_bnn.posterior import CallPosterior
 from tests.plain_pyro import default_dtype
 
+# torch draws a Wishart again where its own test of rank fails
+pytestmark = pytest.mark.filterwarnings("ignore:Singular sample detected")
+
 
 @pytest.fixture(autouse=True)
 def _double() -> Iterator[None]:
@@ -343,6 +346,51 @@ def correlated_case() -> Case:
     return Case(correlated, Call(PAIRS), "r", *found)
 
 
+def precision(pairs: Tensor) -> None:
+    """A precision matrix is Wishart, and the posterior is: conjugate."""
+    matrix = pyro.sample("precision", dist.Wishart(torch.tensor(4.0), torch.eye(2)))
+    with pyro.plate("rows", len(pairs)):
+        seen = dist.MultivariateNormal(torch.zeros(2), precision_matrix=matrix)
+        pyro.sample("pairs", seen, obs=pairs)
+
+
+def precision_case() -> Case:
+    r"""Wishart(nu + N, (I + S)^-1): means nu v_ij, variances nu (v_ij^2 + v_ii v_jj)."""
+    count, scatter = len(PAIRS), PAIRS.T @ PAIRS
+    v, nu = (torch.eye(2) + scatter).inverse(), torch.tensor(4.0 + len(PAIRS))
+    sd = (nu * (v**2 + v.diagonal().outer(v.diagonal()))).sqrt()
+    evidence = (
+        (nu / 2).mvlgamma(2)
+        - torch.tensor(2.0).mvlgamma(2)
+        + nu / 2 * v.logdet()
+        - count * math.log(math.pi)
+    )
+    return Case(precision, Call(PAIRS), "precision", nu * v, sd, evidence)
+
+
+def variances(pairs: Tensor) -> None:
+    """Variances on a diagonal that ``torch.diag_embed`` fills."""
+    v = pyro.sample("v", dist.InverseGamma(3.0, 2.0).expand([2]).to_event(1))
+    covariance = torch.diag_embed(v)
+    with pyro.plate("rows", len(pairs)):
+        seen = dist.MultivariateNormal(torch.zeros(2), covariance_matrix=covariance)
+        pyro.sample("pairs", seen, obs=pairs)
+
+
+def variances_case() -> Case:
+    """Inverse gamma (3 + N / 2, 2 + S / 2) of each."""
+    shape, rate = torch.tensor(3.0 + len(PAIRS) / 2), 2 + PAIRS.square().sum(0) / 2
+    mean = rate / (shape - 1)
+    evidence = (
+        shape.lgamma()
+        - torch.tensor(3.0).lgamma()
+        + 3 * math.log(2)
+        - shape * rate.log()
+        - len(PAIRS) / 2 * math.log(2 * math.pi)
+    ).sum()
+    return Case(variances, Call(PAIRS), "v", mean, mean / (shape - 2).sqrt(), evidence)
+
+
 def indefinite(pairs: Tensor) -> None:
     """A covariance without a Cholesky factor at half of what the prior draws."""
     r = pyro.sample("r", dist.Uniform(-2.0, 2.0))
@@ -387,6 +435,8 @@ MODELS: dict[str, Callable[[], Case]] = {
     "zero-inflated": zeros_case,
     "counts of outcomes": outcomes_case,
     "grades": graded_case,
+    "a Wishart precision": precision_case,
+    "variances on a diagonal": variances_case,
 }
 
 
@@ -419,7 +469,9 @@ def flat_case() -> Case:
     return Case(flat, Call(Y), "mean", Y.mean(), variance.sqrt())
 
 
-@pytest.mark.parametrize("make", [flat_case, outcomes_case, indefinite_case, graded_case])
+@pytest.mark.parametrize(
+    "make", [flat_case, outcomes_case, indefinite_case, graded_case, precision_case, variances_case]
+)
 def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
     case = make()
     compiled = make is not indefinite_case
@@ -432,7 +484,10 @@ def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
     assert ((draws.mean(0) - case.mean).abs() < 5 * case.sd / math.sqrt(ess)).all()
 
 
-@pytest.mark.parametrize("make", [outcomes_case, graded_case, filled_case])
+@pytest.mark.parametrize(
+    "make",
+    [outcomes_case, graded_case, filled_case, precision_case, variances_case, correlated_case],
+)
 def test_sticks_masks_and_parts_are_written_in_c(
     make: Callable[[], Case], caplog: pytest.LogCaptureFixture
 ) -> None:

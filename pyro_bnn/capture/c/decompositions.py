@@ -37,6 +37,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.repeat.default: _repeat,
         aten.select_scatter.default: _select_scatter,
         aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.diag_embed.default: _diag_embed,
         aten.logsumexp.default: _logsumexp,
         aten.var.correction: _variance,
         aten.std.correction: lambda x, *how, **kwargs: _variance(x, *how, **kwargs).sqrt(),
@@ -148,6 +149,12 @@ def _diagonal_scatter(
     places, gap = torch.arange(x.shape[-1]), values.new_zeros((*values.shape[:-1], abs(offset)))
     by_column = torch.cat([gap, values] if offset > 0 else [values, gap], -1)
     return torch.where(places == places.unsqueeze(-1) + offset, by_column.unsqueeze(-2), x)
+
+
+def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    size = x.shape[-1] + abs(offset)
+    zeros = x.new_zeros((*x.shape[:-1], size, size))
+    return _diagonal_scatter(zeros, x, offset, dim1, dim2)
 
 
 def _logsumexp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
