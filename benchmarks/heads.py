@@ -1,10 +1,11 @@
 """Laplace's approximation of the head of a trained network, with Kronecker factors.
 
 Features of N rows are given, and a trained head of C classes. Each fit is a process of its own with
-a bound on its time; seconds are of the fit alone, memory is the most that the process took. This
-package looks for the mode from the trained head; laplace-torch, where it is installed, takes the
-curvature where the head is, once at the trained weights and, to compare probabilities, at the mode.
-``gap`` is the largest difference of its probit probabilities from this package's, at 100 rows.
+bounds on its time and memory; seconds are of the fit alone, memory is the most that the process
+took, torch itself included. This package looks for the mode from the trained head; laplace-torch,
+where it is installed, takes the curvature where the head is, once at the trained weights and, to
+compare probabilities, at the mode. ``gap`` is the largest difference of its probit probabilities
+from this package's, at 100 rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ CASES = {  # features, classes, rows
 }
 QUICK = {"20-3": (20, 3, 60)}
 LIMIT = 600.0  # s of a process
+MEMORY = 12 << 30  # bytes that it may ask for
 PRIOR = 0.1  # sd
 NEW = 100  # rows that are predicted
 BATCH = 500
@@ -125,6 +127,8 @@ def one(case: str, contender: str, threads: int, kept: Path) -> Row:
     except subprocess.TimeoutExpired:
         return {"failed": f"not done after {LIMIT:.0f} s"}
     if run.returncode:
+        if "not enough memory" in run.stderr or not run.stderr:
+            return {"failed": f"not done within {MEMORY >> 30} GiB"}
         return {"failed": run.stderr.strip().splitlines()[-1][:100]}
     found: Row = json.loads(run.stdout.splitlines()[-1])
     return found
@@ -158,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _one(case: str, contender: str, threads: str, kept: str) -> None:
     _settings.set_threads(int(threads))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     row = CONTENDERS[contender](case, Path(kept))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({**row, "peak_bytes": peak}))
