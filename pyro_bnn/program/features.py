@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Known(NamedTuple):
 
 
 class Memo:
-    """The features that were computed last, for whoever asks for those of the same rows."""
+    """The features of the rows of a run, for whoever asks for them again."""
 
     def __init__(self) -> None:
         self._known: Known | None = None
@@ -106,8 +107,9 @@ class Memo:
         return known.features if same else None
 
     def keep(self, x: Tensor, values: Mapping[str, Tensor], features: Tensor) -> None:
-        """Keep features in place of those before."""
-        self._known = Known(x, dict(values), _versions(x, values), features)
+        """Keep features of the first rows that there are, in place of those by other values."""
+        if self._known is None or self._known.x is x:
+            self._known = Known(x, dict(values), _versions(x, values), features)
 
     def __getstate__(self) -> dict[str, Any]:
         known = self._known
@@ -128,7 +130,7 @@ class Body:
     Args:
         model: Pyro model.
         x: Rows, as the model takes them.
-        memo: Where features of the rows of a run are found again.
+        memo: Where features of the rows of a run are found again, while the run keeps it.
     """
 
     def __init__(self, model: Model, x: Tensor, memo: Memo | None) -> None:
@@ -137,7 +139,7 @@ class Body:
         if isinstance(inner, BayesianModule):
             with unseen(model):
                 self._cut = inner.frozen_body(x)
-        self._memo = memo
+        self._memo = None if memo is None else weakref.ref(memo)  # a posterior has no use for it
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memo": None}
@@ -165,13 +167,14 @@ class Body:
             for name, value in values.items()
             if name.startswith("net.") and name.removeprefix("net.") not in cut.moving
         }
-        if self._memo is not None and (known := self._memo.find(rows, own)) is not None:
+        memo = None if self._memo is None else self._memo()
+        if memo is not None and (known := memo.find(rows, own)) is not None:
             return known
         try:
             made = features(lambda some: cut.features(some, own), x)
         except OutputError as error:
             logger.warning("the body of the network runs at every step, not once: %s", error)
             return x
-        if self._memo is not None:
-            self._memo.keep(rows, own, made)
+        if memo is not None:
+            memo.keep(rows, own, made)
         return made

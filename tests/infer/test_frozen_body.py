@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import logging
 import pickle
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyro_bnn.data import Dataset
 from pyro_bnn.errors import ModelError, ShapeError
 from pyro_bnn.infer import HMC, IVON, NUTS, SGHMC, SVI, Ensemble, Laplace
 from pyro_bnn.infer.engine import Engine
+from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior import Posterior
 from pyro_bnn.program import Program
 from pyro_bnn.program import features as module
@@ -206,6 +208,32 @@ def test_the_body_has_the_values_of_init() -> None:
         torch.testing.assert_close(posterior.log_likelihood(data, 1).sum(), expected)
         prior = posterior.log_joint(data, 1) - expected
         assert posterior.losses[0] == pytest.approx(float(-(expected + prior)), rel=1e-6)
+
+
+def test_rows_of_a_problem_are_features_of_the_body_as_it_is() -> None:
+    data, net, other = rows(), Recurrent(), Recurrent()
+    problem = Problem(bayesian(net), data, data, None, 0, "SVI")
+    before = problem.rows.x
+    assert problem.rows.x is before
+    copied = pickle.loads(pickle.dumps(problem))
+    torch.testing.assert_close(copied.rows.x, before, rtol=0, atol=0)
+    with torch.no_grad():
+        changed = other.get_parameter("body.weight_ih_l0").add_(1)
+        problem.program.set_params({"net.body.weight_ih_l0": changed})
+        expected, first = other.features(data.x), other.features(data.x[:2])
+    torch.testing.assert_close(problem.rows.x[:, 0], expected)
+    torch.testing.assert_close(problem.program.example.x[:, 0], first)
+    member = dataclasses.replace(problem, seed=1)
+    torch.testing.assert_close(member.rows.x, before)
+
+
+def test_a_posterior_keeps_no_features_of_its_rows() -> None:
+    posterior = MEAN_FIELD.run(bayesian(Recurrent()), rows(), progress=False)
+    gc.collect()
+    shape = (NUM_ROWS, 1, 6)
+    held = [v for v in gc.get_objects() if isinstance(v, Tensor) and tuple(v.shape) == shape]
+    assert not held
+    assert posterior.predict(NEW, 20).mean.shape == (7, 1)
 
 
 def test_a_body_that_is_trained_later_leaves_the_earlier_posterior() -> None:

@@ -58,6 +58,13 @@ class Transformer(nn.Module):
         return self.head(h[:, 0])
 
 
+class Cumulative(nn.Module):
+    """Rows depend on those before them: the first one is the same alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+
 class Branches(nn.Module):
     """Python decides by values of x, so that no graph can be recorded."""
 
@@ -165,6 +172,7 @@ def test_other_values_stand_in_for_those_of_the_body() -> None:
         (nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)), ("2.",)),
         (nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.01), nn.Linear(5, 2)), ("2.",)),
         (nn.Sequential(nn.Linear(3, 5), nn.Softmax(0), nn.Linear(5, 2)), ("2.",)),
+        (nn.Sequential(nn.Linear(3, 5), Cumulative(), nn.Linear(5, 2)), ("2.",)),
         (Branches(is_last=False), ("head",)),
         (Tied(), ("first",)),
     ],
