@@ -61,6 +61,8 @@ from pyro_bnn.diagnostics.mean_field.pruning import PrunedPosterior, prune, sign
 from pyro_bnn.diagnostics.novelty import Novelty
 from pyro_bnn.diagnostics.one_pass.feature_density import FeatureDensity
 from pyro_bnn.diagnostics.one_pass.single_pass import DDU, Mahalanobis
+from pyro_bnn.diagnostics.one_pass.sngp import SNGP
+from pyro_bnn.diagnostics.one_pass.spectral_bound import bound_spectral_norms
 from pyro_bnn.diagnostics.probes import Probes, probe_rows
 from pyro_bnn.diagnostics.ranking import PairedDifference, Ranked, paired_difference, rank
 from pyro_bnn.diagnostics.reference import (
@@ -116,6 +118,7 @@ from pyro_bnn.infer.sgmcmc.temperature import Temperature, temperature_of
 __all__ = [
     "DDU",
     "NNGP",
+    "SNGP",
     "Attacked",
     "ChainChecks",
     "ChainClusters",
@@ -154,6 +157,7 @@ __all__ = [
     "between_share",
     "binomial_band",
     "bound_ratio",
+    "bound_spectral_norms",
     "brier",
     "central_band",
     "chain_clusters",
