@@ -159,17 +159,22 @@ def _from_reference(table: pd.DataFrame, name: str, noun: str) -> str:
 
 def _unknown(table: pd.DataFrame, name: str) -> str:
     of = table[table["score"] == OOD_SCORE].set_index("method")
+    features = table[table["score"].str.startswith("feature")].set_index("method")
+    beside = [
+        f" By its {row['score']} {method} has AUROC {with_error(row['auroc'], row['auroc_se'])}."
+        for method, row in features.iterrows()
+    ]
     best = str(of["auroc"].idxmax())
     row = of.loc[best]
     words = f"AUROC {with_error(row['auroc'], row['auroc_se'])}, 0.5 being chance"
     if not row["auroc"] - 0.5 > row["auroc_told"] * row["auroc_se"]:
         return (
             f"no method is shown to tell {name} from the test images by its {OOD_SCORE}: the "
-            f"highest is {best}, {words}."
+            f"highest is {best}, {words}.{''.join(beside)}"
         )
     return (
         f"by its {OOD_SCORE} {best} tells {name} from the test images best ({words})"
-        f"{_beside(of, 'auroc', best)}."
+        f"{_beside(of, 'auroc', best)}.{''.join(beside)}"
     )
 
 

@@ -140,7 +140,8 @@ def _unknown(results: TrustNumbers) -> DrawnFigure:
         for ax, score in zip(axes, scores, strict=False):
             part = table[table["score"] == score].set_index("method")
             for row, name in enumerate(results.names):
-                _show_bar(ax, part.loc[name], "auroc", row, own[name])
+                if name in part.index:  # a score of features is not of every method
+                    _show_bar(ax, part.loc[name], "auroc", row, own[name])
             ax.axvline(0.5, color=MUTED, lw=1, ls=(0, (4, 3)))
             ax.set_title(score)
             ax.set_xlabel("AUROC")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import pyro_bnn as bnn
-from pyro_bnn.diagnostics import SNGP, auroc, bound_spectral_norms
+from pyro_bnn.diagnostics import DDU, SNGP, auroc, bound_spectral_norms
 from pyro_bnn.diagnostics.one_pass.features import FeatureNet
 from pyro_bnn.diagnostics.one_pass.random_features import (
     RandomFeatures,
@@ -23,6 +23,8 @@ from pyro_bnn.diagnostics.one_pass.random_features import (
 )
 from pyro_bnn.diagnostics.one_pass.sngp import _layers_before
 from pyro_bnn.errors import DivergenceError, OptionError
+from pyro_bnn.report.beyond.plots import PLOTS
+from pyro_bnn.report.plots.figures import Figures
 from tests.report.beyond.known import images
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -43,7 +45,8 @@ def residual() -> Any:
             self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
 
         def forward(self, h: Tensor) -> Tensor:
-            return h + self.inner(h)
+            value: Tensor = h + self.inner(h)
+            return value
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -172,6 +175,9 @@ def test_trust_judges_it() -> None:
     split, other = images(), images(seed=1)
     net = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2)).double()
     methods: Any = {"SNGP": SNGP(net, num_features=32, num_steps=20).fit(split.train)}
+    methods["DDU"] = DDU(net).fit(split.train)
     found = bnn.trust(methods, split, ood=other)
+    assert Figures(found, PLOTS).drawn("unknown").figure.axes  # a bar where a method has a score
+    assert "By its feature" in found.summary() or "by its feature" in found.summary()
     assert "feature variance" in set(found.unknown["score"])
     assert found.table.loc["SNGP", "log_score"] < 0
