@@ -39,8 +39,19 @@ class LeaveOut(Messenger):
     def __init__(self, site: str, left_out: Tensor) -> None:
         super().__init__()
         self.site, self.left_out = site, left_out
+        self._rows: dict[str, Tensor] = {}  # that each plate takes in this run
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if type(msg["fn"]).__name__ == "_Subsample":
+            self._rows[msg["name"]] = msg["value"]
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] == self.site and msg["is_observed"]:
             kept = ~self.left_out.to(msg["value"].device)
+            for frame in msg["cond_indep_stack"]:
+                rows = self._rows.get(frame.name)
+                if rows is None or kept.ndim < -frame.dim:
+                    continue
+                if len(rows) != kept.shape[frame.dim] > 1:  # a batch of the plate's rows
+                    kept = kept.index_select(frame.dim, rows)
             msg["mask"] = kept if msg["mask"] is None else kept & msg["mask"]
