@@ -344,6 +344,7 @@ def test_recordings_hold_for_any_number_of_rows() -> None:
     ("fn", "reason"),
     [
         (lambda x: (x[: len(x) // 2],), "number of rows"),
+        (lambda x: (x[:1].expand(len(x) ** 2, 3),), "number of rows"),
         (lambda x: (x / len(x) ** 0.5,), "number of rows"),
         (lambda x: (x * 2 if len(x) > 4 else x,), "number of rows"),
         (lambda x: (x + torch.tensor(float(len(x))),), "a constant is another one"),
