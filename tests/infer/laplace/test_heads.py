@@ -267,3 +267,18 @@ def test_a_matrix_of_all_entries_is_refused_without_naming_what_was_used() -> No
     )
     with pytest.raises(OptionError, match='subset="last_layer"'):
         Laplace().run(deep, (x, y), progress=False)
+
+
+def test_each_phase_has_a_bar_that_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a head without steps, and of a network after its steps."""
+    deep = bayesian(body().requires_grad_(requires_grad=True), likelihood=LIKELIHOODS["classes"])
+    for model, steps in ((frozen("classes"), None), (deep, 100)):
+        engine = Laplace(structure="diagonal", num_steps=steps, compile=False)
+        engine.run(model, (X, Y["classes"]), progress=True)
+        shown = capsys.readouterr().err
+        last = {line.split(":")[0].strip(): line for line in shown.replace("\r", "\n").split("\n")}
+        assert " nats to go" in last["Laplace, mode"]
+        for phase in ("mode", "curvature"):
+            count = float(last[f"Laplace, {phase}"].split(":")[1].split()[0])
+            assert count >= N, phase
+        assert ("Laplace" in last) == (steps is not None)
