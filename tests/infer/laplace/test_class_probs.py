@@ -93,6 +93,7 @@ def test_a_head_predicts_as_the_linear_network_does() -> None:
     assert_close(f, expected)
 
 
+@pytest.mark.slow("the curvature of a transformer by its Hessian")
 def test_layers_of_attention_that_torch_fuses() -> None:
     """Its fused kernel has no second derivative: plain matrix products are in its place."""
 

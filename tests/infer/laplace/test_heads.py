@@ -179,9 +179,9 @@ class Weighted(BayesianModule):
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diagonal", "low_rank"])
 def test_weights_of_rows_count(structure: Any) -> None:
-    prior = {"2.*": priors.Normal(0.7)}
-    model = Weighted(body(), prior, LIKELIHOODS["classes"])
-    posterior = fit(model, "classes", structure=structure, rank=6 * C)
+    net = nn.Linear(D, C).double()
+    model = Weighted(net, priors.Normal(0.7), LIKELIHOODS["classes"])
+    posterior = fit(model, "classes", structure=structure, rank=(D + 1) * C)
     value, z = minus_log_joint(posterior, "classes"), posterior.guide.centre()
     gradient, hessian = torch.func.grad(value)(z), torch.func.hessian(value)(z)
     assert float(gradient @ torch.linalg.solve(hessian, gradient)) < 1e-9
@@ -194,7 +194,7 @@ def test_weights_of_rows_count(structure: Any) -> None:
     assert_close(covariance(posterior), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.slow("two seconds")
+@pytest.mark.slow("two seconds on a free core")
 def test_the_scale_of_the_prior_by_the_evidence_is_that_without_a_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,6 +279,6 @@ def test_each_phase_has_a_bar_that_moves(capsys: pytest.CaptureFixture[str]) -> 
         last = {line.split(":")[0].strip(): line for line in shown.replace("\r", "\n").split("\n")}
         assert " nats to go" in last["Laplace, mode"]
         for phase in ("mode", "curvature"):
-            count = float(last[f"Laplace, {phase}"].split(":")[1].split()[0])
-            assert count >= N, phase
+            count = last[f"Laplace, {phase}"].split(":")[1].split()[0]
+            assert "k" in count or float(count) >= N, phase
         assert ("Laplace" in last) == (steps is not None)
