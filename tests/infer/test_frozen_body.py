@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_bnn import guides, likelihoods, models, priors
 from pyro_bnn.data import Dataset
+from pyro_bnn.diagnostics.trust.attack import fgsm
 from pyro_bnn.errors import ModelError, ShapeError
 from pyro_bnn.infer import HMC, IVON, NUTS, SGHMC, SVI, Ensemble, Laplace
 from pyro_bnn.infer.engine import Engine
@@ -154,6 +155,19 @@ def test_an_exported_program_takes_rows_and_not_features(kind: str, tmp_path: Pa
     found = program(NEW)
     torch.testing.assert_close(found["mean"], expected.mean)
     torch.testing.assert_close(found["sd"], expected.sd)
+
+
+def test_attacks_move_rows_and_not_features() -> None:
+    net, y = Recurrent("conv"), NEW[:, 0]
+    posterior = SVI(guides.AutoDelta, num_steps=5).run(bayesian(net), rows(), progress=False)
+    z = posterior.unconstrained(1)[0]
+    x = NEW.clone().requires_grad_()
+    f = net.features(x) @ z[:6] + z[6]
+    loss = -torch.distributions.Normal(f, 0.3).log_prob(y).sum()
+    (expected,) = torch.autograd.grad(loss, x)
+    attacked = fgsm(posterior, (NEW, y), 0.1, num_samples=1)
+    torch.testing.assert_close(attacked.gradient, expected)
+    torch.testing.assert_close(attacked.x, NEW + 0.1 * expected.sign())
 
 
 class TwoHeads(Recurrent):
