@@ -30,8 +30,8 @@ def test_a_page_of_two_methods_and_two_seeds(
     out = tmp_path / "page"
     asked = ("--ood", "digits", "--corrupt", "1,3", "--kinds", "rotate,inverse", "--attack", "0.1")
     small = ("--steps", "20", "--rows", "10", "--draws", "4", "--seeds", "0,1")
-    small += ("--reference", "auto-normal")
-    found = trust("--methods", "auto-delta,auto-normal", *asked, *small, "--out", out)
+    near = ("--reference", "auto-normal")
+    found = trust("--methods", "auto-delta,auto-normal", *asked, *small, *near, "--out", out)
     assert (found.code, found.err) == (0, "")
     assert f"Wrote {out / 'index.html'}" in found.out
     table = pd.read_csv(out / "table.csv", index_col="method")

@@ -38,6 +38,7 @@ def rows_of(estimator: Any, guide: Any, y: Tensor, noise: Tensor | None = None) 
     given = (of_guide,) if noise is None else (of_guide, noise)
     program = estimator.program
     terms = guide.terms(own, of_guide)
+    rows: Tensor
     rows, scale = estimator.rows(terms, given, program.batch(X, y), program.params, own)
     return rows * scale
 
@@ -238,7 +239,7 @@ def test_the_gap_is_that_of_many_draws_and_is_kept(tmp_path: Path) -> None:
     ("estimator", "part"),
     [("last_layer", "AutoMultivariateNormal"), ("last_layer_draws", "AutoNormal")],
 )
-def test_on_iris_it_predicts_as_well_as_a_logistic_regression(estimator: str, part: str) -> None:
+def test_on_iris_it_predicts_as_well_as_a_logistic_regression(estimator: Any, part: str) -> None:
     x, y = load_iris(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     train_x, test_x, train_y, test_y = train_test_split(x, y, random_state=0, stratify=y)

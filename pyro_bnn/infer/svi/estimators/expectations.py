@@ -113,7 +113,7 @@ class TwoClasses(OutputExpectation):
         return q.mean + torch.cat([-half, half], -1)
 
 
-class Classes(OutputExpectation):
+class JensenBound(OutputExpectation):
     r"""A lower bound for C classes, :math:`\mu_y - \log \sum_k \exp(\mu_k + v_k / 2)`.
 
     It is tight as v falls to 0, and correlations of logits do not enter it.
@@ -141,7 +141,7 @@ def expectation_of(program: Program, sites: Sequence[Site]) -> OutputExpectation
     first, second = _Likelihood(program), _Likelihood(program, sites)
     num_outputs, like = first.f.shape[-1], program.initial
     if first.are_logits and second.are_logits:
-        return TwoClasses(like) if num_outputs == 2 else Classes(like)
+        return TwoClasses(like) if num_outputs == 2 else JensenBound(like)
     is_normal = first.is_centred(num_outputs) and second.is_centred(num_outputs)
     if is_normal and torch.equal(first.fn.scale, second.fn.scale):
         return Square(like)
