@@ -40,7 +40,8 @@ def rows_of(estimator: Any, guide: Any, y: Tensor, noise: Tensor | None = None) 
     terms = guide.terms(own, of_guide)
     rows: Tensor
     rows, scale = estimator.rows(terms, given, program.batch(X, y), program.params, own)
-    return rows * scale
+    total: Tensor = rows * scale
+    return total
 
 
 def logits(program: Program, guide: Any) -> tuple[Tensor, Tensor]:
