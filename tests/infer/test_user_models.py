@@ -293,6 +293,42 @@ def graded_case() -> Case:
     return Case(graded, Call(AT, GRADES), "slope", *on_grid(log_joint, -8, 16))
 
 
+TIMES = torch.linspace(0, 2, 5).double()
+LEFT = torch.tensor([1.02, 0.71, 0.45, 0.33, 0.21]).double()
+
+
+def decay(left: Tensor, solve: Callable[[Callable[..., Tensor]], Tensor]) -> None:
+    """A differential equation of one rate, seen with noise."""
+    rate = pyro.sample("rate", dist.LogNormal(0.0, 0.5))
+    u = solve(lambda _, u: -rate * u)
+    pyro.sample("left", dist.Normal(u, 0.05).to_event(1), obs=left)
+
+
+def by_loop(slope: Callable[..., Tensor]) -> Tensor:
+    """Runge and Kutta's four slopes, in steps of .25, by hand."""
+    u, step, found = torch.tensor(1.0), 0.25, []
+    for number in range(9):
+        if number % 2 == 0:
+            found.append(u)
+        a = slope(0.0, u)
+        b = slope(0.0, u + step / 2 * a)
+        c = slope(0.0, u + step / 2 * b)
+        u = u + step / 6 * (a + 2 * b + 2 * c + slope(0.0, u + step * c))
+    return torch.stack(found)
+
+
+def decay_case(solve: Callable[[Callable[..., Tensor]], Tensor] = by_loop) -> Case:
+    """Against the solution exp(-rate t)."""
+
+    def log_joint(rate: Tensor) -> Tensor:
+        error = (LEFT - (-rate * TIMES).exp()) / 0.05
+        log_p = -(error**2 + math.log(2 * math.pi)).sum() / 2 - len(LEFT) * math.log(0.05)
+        log_rate = rate.log()
+        return log_p - log_rate**2 / 0.5 - log_rate - math.log(2 * math.pi * 0.25) / 2
+
+    return Case(decay, Call(LEFT, solve), "rate", *on_grid(log_joint, 0, 4))
+
+
 SEEN = torch.tensor([0.4, 1.1, 2.0, 0.3, 1.7]).double()
 CENSORED = torch.tensor([2.5, 2.5]).double()
 
@@ -470,7 +506,16 @@ def flat_case() -> Case:
 
 
 @pytest.mark.parametrize(
-    "make", [flat_case, outcomes_case, indefinite_case, graded_case, precision_case, variances_case]
+    "make",
+    [
+        flat_case,
+        outcomes_case,
+        indefinite_case,
+        graded_case,
+        precision_case,
+        variances_case,
+        decay_case,
+    ],
 )
 def test_nuts_has_the_moments(make: Callable[[], Case]) -> None:
     case = make()
@@ -497,3 +542,27 @@ def test_sticks_masks_and_parts_are_written_in_c(
         nuts.run(case.model, case.call, progress=False)
     assert "not written in C" not in caplog.text
     assert "cannot be batched" not in caplog.text
+
+
+def test_torchdiffeq_is_a_solver_as_any_other() -> None:
+    """Of fixed steps it is compiled, and of steps that it chooses it runs uncompiled."""
+    torchdiffeq = pytest.importorskip("torchdiffeq", reason="torchdiffeq is not installed")
+
+    def fixed(slope: Callable[..., Tensor]) -> Tensor:
+        options = {"step_size": 0.25}
+        u: Tensor = torchdiffeq.odeint(
+            slope, torch.tensor(1.0), TIMES, method="rk4", options=options
+        )
+        return u
+
+    def chosen(slope: Callable[..., Tensor]) -> Tensor:
+        u: Tensor = torchdiffeq.odeint(slope, torch.tensor(1.0), TIMES)
+        return u
+
+    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=300, learning_rate=0.05)
+    for solve in (fixed, chosen):
+        case = decay_case(solve)
+        posterior: Any = svi.run(case.model, case.call, progress=False)
+        draws = posterior.sample(1_000)["rate"]
+        assert abs(float(draws.mean() - case.mean)) < 0.3 * float(case.sd)
+        assert abs(float(draws.std() / case.sd) - 1) < 0.2
