@@ -290,7 +290,9 @@ def warn_of_circles(trace: ModelTrace) -> None:
                 "2 pi over all real numbers: draws may wander from one turn to the next, and its "
                 "integral is infinite, so that neither an ELBO nor an evidence exists. Write\n"
                 f'    {name} = pyro.sample("{name}", dist.Uniform(-math.pi, math.pi))\n'
-                f'    pyro.factor("{name}_prior", prior.log_prob({name}) + math.log(2 * math.pi))',
+                f'    pyro.factor("{name}_prior", dist.{type(fn).__name__}(...).log_prob({name})'
+                " + math.log(2 * math.pi))\n"
+                f"with the arguments that {name!r} has now in place of the dots",
                 BNNWarning,
                 stacklevel=3,
             )
