@@ -119,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> list[tuple[str, str, float, float
     finally:
         torch.set_num_threads(threads)
     for net, name, ms, ratio in rows:
-        print(f"{net:22} {name:22} {ms:8.2f} ms {ratio:6.1f}")
+        times = "" if math.isnan(ratio) else f"{ratio:6.1f}"
+        print(f"{net:22} {name:22} {ms:8.2f} ms {times}".rstrip())
     return rows
 
 
