@@ -55,7 +55,7 @@ def through_a_file(value: Any, path: Path) -> Any:
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_come_back(name: str, tmp_path: Path) -> None:
-    array = ARRAYS[name]
+    array: Any = ARRAYS[name]
     found = through_a_file(array, tmp_path / "it")
     if array.dtype == object:  # nan is not equal to itself there
         assert (found.dtype, repr(found.tolist())) == (array.dtype, repr(array.tolist()))

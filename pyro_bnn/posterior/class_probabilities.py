@@ -34,13 +34,13 @@ from pyro_bnn.program.linearised import LinearisedProgram
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 
-By: TypeAlias = Literal["probit", "bridge", "draws"]
+Approximation: TypeAlias = Literal["probit", "bridge", "draws"]
 Squash: TypeAlias = Callable[[Tensor], Tensor]
 """Probabilities of logits ``[..., C]``."""
 NUMBERS = 1 << 24  # of Jacobians and of drawn logits that are in memory at once
 
 
-class Logits(NamedTuple):
+class GaussianLogits(NamedTuple):
     """Gaussians over the logits of rows, :math:`f = m + R e`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Logits(NamedTuple):
 
 def logits_of(
     program: Program, guide: Guide, head: Head | None, x: Tensor, params: Params
-) -> Logits:
+) -> GaussianLogits:
     """The Gaussians over logits at rows x, of the network that is linear in z at the mode.
 
     Of a head with Kronecker factors they come from the eigenvectors, of other guides from the
@@ -89,7 +89,7 @@ def logits_of(
             ((index, U, B),) = guide.bases()
             phi = head.of_rows(program, z, x, params)
             scale = ((phi @ B).square() @ guide.scale.square()[index].mT).sqrt()  # [N, C]
-            return Logits(phi @ head.weights(z).mT, U.detach(), scale)
+            return GaussianLogits(phi @ head.weights(z).mT, U.detach(), scale)
     linear, means, roots = LinearisedProgram(program, z), [], []
     size = max(1, NUMBERS // max(1, linear.num_function_outputs * guide.noise_dim))
     noise = z.new_zeros(1, guide.noise_dim).requires_grad_()
@@ -111,15 +111,15 @@ def logits_of(
         )
         means.append(f)
         roots.append(root.squeeze(1).unflatten(0, f.shape))
-    return Logits(torch.cat(means), torch.cat(roots), z.new_ones(len(x), guide.noise_dim))
+    return GaussianLogits(torch.cat(means), torch.cat(roots), z.new_ones(len(x), guide.noise_dim))
 
 
-def probit(logits: Logits, squash: Squash) -> Tensor:
+def probit(logits: GaussianLogits, squash: Squash) -> Tensor:
     """Probabilities ``[N, C]`` by logits that are scaled."""
     return squash(logits.mean * (1 + math.pi / 8 * logits.variance()).rsqrt())
 
 
-def bridge(logits: Logits) -> Tensor:
+def bridge(logits: GaussianLogits) -> Tensor:
     """Probabilities ``[N, C]`` by the Laplace bridge."""
     m, variance, sums = logits.mean, logits.variance(), logits.sums()
     C, total = m.shape[-1], sums.sum(-1, keepdim=True)
@@ -130,7 +130,7 @@ def bridge(logits: Logits) -> Tensor:
     return alpha / alpha.sum(-1, keepdim=True)
 
 
-def by_draws(logits: Logits, squash: Squash, num_samples: int, seed: int) -> Tensor:
+def by_draws(logits: GaussianLogits, squash: Squash, num_samples: int, seed: int) -> Tensor:
     """Probabilities ``[N, C]``, means over draws of logits."""
     generator = torch.Generator(logits.mean.device).manual_seed(seed)
     total, left = torch.zeros_like(logits.mean), num_samples

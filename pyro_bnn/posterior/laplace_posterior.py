@@ -13,7 +13,13 @@ from pyro_bnn.checks import check_choice, check_positive_int
 from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.errors import OptionError
 from pyro_bnn.guides import Guide
-from pyro_bnn.posterior.class_probabilities import By, bridge, by_draws, logits_of, probit
+from pyro_bnn.posterior.class_probabilities import (
+    Approximation,
+    bridge,
+    by_draws,
+    logits_of,
+    probit,
+)
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
 from pyro_bnn.posterior.laplace_draws import LaplaceDraws
 from pyro_bnn.posterior.provenance import Provenance
@@ -55,7 +61,7 @@ class LaplacePosterior(LaplaceDraws, GuidePosterior, kind="laplace"):
     def class_probs(
         self,
         x: ArrayLike,
-        by: By = "probit",
+        by: Approximation = "probit",
         num_samples: int = 1_000,
         seed: int = 0,
     ) -> Float[Tensor, "N C"]:

@@ -124,7 +124,7 @@ def _versions(x: Tensor, values: Mapping[str, Tensor]) -> list[int]:
     return [-1 if value.is_inference() else value._version for value in tensors]
 
 
-class Body:
+class BodyOfModel:
     """The frozen body of a model, if it has one.
 
     Args:

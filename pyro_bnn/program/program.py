@@ -29,7 +29,7 @@ from pyro_bnn.program.contract import (
 )
 from pyro_bnn.program.distributions import base_distribution, with_tensors
 from pyro_bnn.program.elbo import elbo
-from pyro_bnn.program.features import Body, Memo
+from pyro_bnn.program.features import BodyOfModel, Memo
 from pyro_bnn.program.handlers import (
     Evaluate,
     Model,
@@ -107,7 +107,7 @@ class Program(Joint):
         self.x_dtype = input_dtype(model, x, self.dtype, self.device)
         plain = self.plain_inputs(x)
         self.example_x = plain[:2].clone()
-        self._body = Body(model, plain, memo)
+        self._body = BodyOfModel(model, plain, memo)
         if self._body.serves(plain):
             module = module_of(model)
             assert module is not None

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from pyro_bnn import Laplace, bayesian, likelihoods
 from pyro_bnn.errors import ModelError, OptionError
-from pyro_bnn.posterior.class_probabilities import Logits, bridge, logits_of
+from pyro_bnn.posterior.class_probabilities import GaussianLogits, bridge, logits_of
 from tests.infer.laplace.test_heads import LIKELIHOODS, C, D, X, Y, covariance, fit, frozen
 
 NEW = torch.linspace(-2, 2, 7 * D, dtype=torch.float64).reshape(D, 7).mT.contiguous()
@@ -59,7 +59,7 @@ def test_the_bridge_is_the_inverse_of_a_dirichlet_distribution_as_a_gaussian() -
     S = inverse.diag_embed() - (inverse[:, :, None] + inverse[:, None]) / count
     S = S + inverse.sum(-1)[:, None, None] / count**2 + 0.3
     root = torch.linalg.cholesky(S)
-    logits = Logits(mean, root, torch.ones(2, count, dtype=torch.float64))
+    logits = GaussianLogits(mean, root, torch.ones(2, count, dtype=torch.float64))
     assert_close(bridge(logits), alpha / alpha.sum(-1, keepdim=True), rtol=1e-9, atol=0)
 
 
