@@ -178,6 +178,21 @@ def test_attention_is_made_of_plain_operations(suffix: str, tmp_path: Path) -> N
     np.testing.assert_allclose(found["probs"], probs, rtol=0, atol=1e-5)
 
 
+def test_a_head_on_a_frozen_body_is_exported_with_its_body(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x, y = torch.randn(30, 3), torch.arange(30) % 3
+    model = bnn.bayesian(net, {"3.*": bnn.priors.Normal()}, likelihoods.Categorical(3))
+    posterior = fitted(model, (x, y))
+    posterior.export(tmp_path / "net.pt2", x[:1], 6)
+    found = loaded(tmp_path / "net.pt2")(x)
+    with torch.no_grad():
+        logits = [
+            torch.func.functional_call(net, posterior.state_dict(s, 6), (x,)) for s in range(6)
+        ]
+    probs = torch.stack(logits).softmax(-1).mean(0)
+    np.testing.assert_allclose(found["probs"], probs, rtol=0, atol=1e-6)
+
+
 def test_by_default_draws_of_large_networks_are_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,3 +107,17 @@ def test_a_draw_that_is_not_there_is_refused(draw: int) -> None:
     posterior = fitted(models.MLP(3, hidden=(4,)), torch.randn(9, 3))
     with pytest.raises(OptionError, match=rf"draw is one of 0 .. 4, not {draw}"):
         posterior.state_dict(draw, 5)
+
+
+def test_a_head_on_a_frozen_body_gives_the_whole_network_back() -> None:
+    def make() -> nn.Module:
+        net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        return net.eval()
+
+    net, x = make(), torch.randn(30, 3)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad = name.startswith("3")
+    posterior = fitted(bnn.bayesian(net, {"3.*": priors.Normal()}), x)
+    other = make()
+    other.load_state_dict(posterior.state_dict(2, 5))
+    torch.testing.assert_close(other(x), posterior.function_draws(x, 5)[2])
