@@ -84,7 +84,7 @@ class LaplacePosterior(LaplaceDraws, GuidePosterior, kind="laplace"):
         Raises:
             OptionError: If the model has no classes, or the bridge has two.
         """
-        check_choice("by", by, By)
+        check_choice("by", by, Approximation)
         check_positive_int("num_samples", num_samples)
         family = self.program.likelihood_family
         if family not in (dist.Categorical, dist.Bernoulli):

@@ -28,11 +28,11 @@ class Way(NamedTuple):
 
     Attributes:
         on_the_way: That by which the mode is found.
-        own: That of the Gaussian; None where its entries are to be found.
+        of_mode: That of the Gaussian; None where its entries are to be found.
     """
 
     on_the_way: AnyCurvature
-    own: AnyCurvature | None
+    of_mode: AnyCurvature | None
 
     def to_mode(self, z: Tensor, bar: Bar) -> AnyCurvature:  # noqa: ARG002
         """The same from anywhere."""
@@ -41,4 +41,4 @@ class Way(NamedTuple):
 
     def at_mode(self, z: Tensor) -> AnyCurvature | None:  # noqa: ARG002
         """The same at any mode."""
-        return self.own
+        return self.of_mode

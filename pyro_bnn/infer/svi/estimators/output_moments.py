@@ -35,19 +35,19 @@ class OutputMoments(NamedTuple):
 
     Attributes:
         mean: Means ``[B, F]``.
-        own: Variances ``[B, F]`` of each output alone.
+        alone: Variances ``[B, F]`` of each output alone.
         roots: What R shared standard normal numbers add, ``[R, B, F]``.
     """
 
     mean: Tensor
-    own: Tensor
+    alone: Tensor
     roots: Tensor
 
     @property
     def variance(self) -> Tensor:
         """Variances ``[B, F]``."""
         shared = self.roots.square().sum(0) if len(self.roots) else 0.0
-        return (self.own + shared).clamp_min(SMALLEST)
+        return (self.alone + shared).clamp_min(SMALLEST)
 
     def covariance(self, first: Tensor, second: Tensor) -> Tensor:
         """Covariances ``[B, K]`` of K outputs with K others, by their numbers."""
@@ -58,7 +58,7 @@ class OutputMoments(NamedTuple):
     def draw(self, noise: Tensor) -> Tensor:
         """Outputs ``[B, F]`` made of noise ``[B, F + R]`` of each row."""
         own, shared = noise.split([self.mean.shape[-1], len(self.roots)], -1)
-        draws: Tensor = self.mean + self.own.clamp_min(SMALLEST).sqrt() * own
+        draws: Tensor = self.mean + self.alone.clamp_min(SMALLEST).sqrt() * own
         if not len(self.roots):
             return draws
         return draws + torch.einsum("rbf,br->bf", self.roots, shared)
