@@ -123,7 +123,10 @@ def test_two_logits_are_the_logistic_integral() -> None:
     y = CLASSES.long()
     parts = {"last layer": {"guide": "AutoMultivariateNormal"}}
     program, guide = at_random(mlp(likelihoods.Categorical(2)), y, parts=parts, default=AutoDelta)
+    correlations = guide.parts[0].tril_times_root.detach().clone()
     guide.parts[0].set_sds(torch.full((12,), 0.2))  # 20 nodes are enough there
+    with torch.no_grad():
+        guide.parts[0].tril_times_root.copy_(correlations)
     estimator = LastLayer(program, guide)
     assert not estimator.is_bound
     found = rows_of(estimator, guide, y)[0]
