@@ -95,6 +95,7 @@ def test_ranks_of_the_exact_posterior_are_uniform() -> None:
     assert ranks.is_calibrated, ranks.summary()
     assert ranks.ranks.shape == (200, 3)
     assert ranks.num_failed == 0
+    assert ranks.ess > 80  # of 99 independent draws
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,7 @@ def test_sites_are_chosen_by_name() -> None:
     ranks = calibrate(engine, model, call, sites=["sum", "scale"], quantities=quantities, **few)
     assert ranks.names == ("sum", "scale", "log likelihood", "log joint", "twice")
     np.testing.assert_array_equal(ranks.ranks[:, 0], ranks.ranks[:, 4])
+    assert math.isnan(ranks.ess)  # draws of a guide are independent
     with pytest.raises(UnknownNameError, match="unknown site 'scales'"):
         calibrate(engine, model, call, sites=["scales"], **few)
     with pytest.raises(OptionError, match="the quantity 'scale' is there already"):
@@ -212,6 +214,18 @@ class Flat:
         pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
 
 
+class _DensityAlone(dist.Normal):
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        raise NotImplementedError
+
+    sample = rsample
+
+
+def without_draws(y: Tensor) -> None:
+    loc = pyro.sample("loc", _DensityAlone(0.0, 1.0))
+    pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+
 def masked(y: Tensor) -> None:
     with poutine.mask(mask=False):
         loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -253,6 +267,7 @@ def trained(y: Tensor) -> None:
     ("model", "error", "words"),
     [
         (Flat(), SiteError, "nothing can be drawn from the flat prior of loc"),
+        (without_draws, SiteError, "nothing can be drawn from the flat prior of loc"),
         (masked, SiteError, "the density of loc under poutine.scale or poutine.mask"),
         (scaled, ModelError, "the density of y is scaled"),
         (with_factor, ModelError, "the factor 'soft' depends on latent sites"),
