@@ -40,6 +40,7 @@ from benchmarks import (
     devices,
     ensembles,
     estimators,
+    heads,
     laplace,
     natural,
     nuts,
@@ -69,6 +70,7 @@ MODULES = {
     "sgmcmc": sgmcmc,
     "ensembles": ensembles,
     "laplace": laplace,
+    "heads": heads,
 }
 ONE_ROUND = {"scaling", "estimators", "sgmcmc"}
 """Benchmarks run once: as svi, which is run twice, they leave their rounds to ``_timing``."""
@@ -287,7 +289,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["svi", "predict", "devices", "scaling", "estimators", "natural", "sgmcmc"]
+    "name", ["svi", "predict", "devices", "scaling", "estimators", "natural", "sgmcmc", "heads"]
 )
 @pytest.mark.slow("whole benchmarks")
 def test_a_quick_run_writes_its_figures_and_pictures(
@@ -300,7 +302,11 @@ def test_a_quick_run_writes_its_figures_and_pictures(
     before = [page.read_text() for page in _tables.PAGES]
     found = quick(name, tmp_path, *(["--rounds", "1"] if name in ONE_ROUND else []))
     assert check_schema(json.loads((tmp_path / f"{name}.json").read_text())) == name
-    assert list(tmp_path.glob(f"{name}*.png")) or name in ("sgmcmc", "devices")  # tables alone
+    assert list(tmp_path.glob(f"{name}*.png")) or name in (
+        "sgmcmc",
+        "devices",
+        "heads",
+    )  # tables alone
     assert _tables.TABLES[name](found) in capsys.readouterr().out
     assert [page.read_text() for page in _tables.PAGES] == before
 

@@ -226,6 +226,12 @@ def test_what_is_no_head_takes_the_curvature_of_all_networks() -> None:
             found: Tensor = self.layer(torch.tanh(self.layer(x)))
             return found
 
+    class Shared(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            before = nn.functional.linear(x, self.layer.weight)
+            found: Tensor = self.layer(torch.tanh(before))
+            return found
+
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -238,6 +244,7 @@ def test_what_is_no_head_takes_the_curvature_of_all_networks() -> None:
     y = Y["classes"]
     nets: list[tuple[nn.Module, Any]] = [
         (Tied(), likelihoods.Categorical(D)),
+        (Shared(), likelihoods.Categorical(D)),
         (Scaled(), LIKELIHOODS["classes"]),
     ]
     for net, likelihood in nets:
