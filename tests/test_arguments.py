@@ -34,7 +34,7 @@ FRAME = pd.DataFrame(
     },
     index=pd.Index(list("pqrstu"), name="row"),
 )
-ARRAYS = {
+ARRAYS: dict[str, Any] = {
     "numbers": X,
     "single": X.astype(np.float32).reshape(2, 3),
     "backwards": X[::-1],

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-Hidden: TypeAlias = tuple[Tensor, ...]
-Step: TypeAlias = Callable[[Tensor, Tensor, Hidden], Hidden]
+HiddenState: TypeAlias = tuple[Tensor, ...]
+Step: TypeAlias = Callable[[Tensor, Tensor, HiddenState], HiddenState]
 """Maps W_i x + b_i and W_h h + b_h, and the state, to the next state, h first."""
 
 
-def _gru(of_x: Tensor, of_h: Tensor, state: Hidden) -> Hidden:
+def _gru(of_x: Tensor, of_h: Tensor, state: HiddenState) -> HiddenState:
     (a_reset, a_update, a), (b_reset, b_update, b) = of_x.chunk(3, -1), of_h.chunk(3, -1)
     reset, update = torch.sigmoid(a_reset + b_reset), torch.sigmoid(a_update + b_update)
     return ((1 - update) * torch.tanh(a + reset * b) + update * state[0],)
 
 
-def _lstm(of_x: Tensor, of_h: Tensor, state: Hidden) -> Hidden:
+def _lstm(of_x: Tensor, of_h: Tensor, state: HiddenState) -> HiddenState:
     enter, forget, cell, leave = (of_x + of_h).chunk(4, -1)
     c = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(cell)
     return torch.sigmoid(leave) * torch.tanh(c), c
@@ -70,11 +70,11 @@ def recurrence(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
         The states of the last layer ``[T, B, H]`` or ``[B, T, H]``, and the last state.
     """
     x, first, weights, has_biases, num_layers, _, _, both_ways, batch_first = args
-    firsts: Hidden = first if isinstance(first, tuple) else (first,)
+    firsts: HiddenState = first if isinstance(first, tuple) else (first,)
     size, ways = (4 if has_biases else 2), (2 if both_ways else 1)
     parts = [weights[i : i + size] for i in range(0, len(weights), size)]
     rows = x.transpose(0, 1) if batch_first else x
-    ends: list[Hidden] = []
+    ends: list[HiddenState] = []
     for layer in range(num_layers):
         outputs = []
         for way in range(ways):
@@ -89,7 +89,7 @@ def recurrence(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
     return (rows.transpose(0, 1) if batch_first else rows, *last)
 
 
-def _along(step: Step, x: Tensor, state: Hidden, weights: Sequence[Tensor]) -> list[Hidden]:
+def _along(step: Step, x: Tensor, state: HiddenState, weights: Sequence[Tensor]) -> list[HiddenState]:
     """States after each step of x ``[T, B, I]``."""
     of_input, of_state, *biases = weights
     bias_in, bias = biases or (None, None)
