@@ -89,7 +89,9 @@ def recurrence(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
     return (rows.transpose(0, 1) if batch_first else rows, *last)
 
 
-def _along(step: Step, x: Tensor, state: HiddenState, weights: Sequence[Tensor]) -> list[HiddenState]:
+def _along(
+    step: Step, x: Tensor, state: HiddenState, weights: Sequence[Tensor]
+) -> list[HiddenState]:
     """States after each step of x ``[T, B, I]``."""
     of_input, of_state, *biases = weights
     bias_in, bias = biases or (None, None)
