@@ -843,6 +843,9 @@ def check_schema(found: Mapping[str, Any]) -> str:
         if row.get("part") == "uci":  # of scores alone
             assert row["splits"] > 1
             continue
+        if "failed" in row:  # in words, of a contender that was stopped
+            assert row["failed"]
+            continue
         of_stages = [stage["seconds"] for stage in row.get("stages", {}).values()] or None
         seconds = of_stages or row.get("seconds", row.get("fit_seconds"))
         times = seconds if isinstance(seconds, list) else [seconds]

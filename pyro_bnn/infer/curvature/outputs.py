@@ -76,7 +76,7 @@ class Gaussian(Outputs):
         return self._precision.expand_as(f)
 
 
-class Logits(Outputs):
+class BinaryLogits(Outputs):
     """Numbers 0 and 1, f their logits."""
 
     def nll(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ def _family(fn: dist.TorchDistribution, f: Tensor) -> Outputs | None:
     if isinstance(base, dist.Categorical):
         return Classes()
     if isinstance(base, dist.Bernoulli):
-        return Logits()
+        return BinaryLogits()
     if isinstance(base, PoissonOfLogRate | dist.Poisson):
         return LogRates()
     if isinstance(base, dist.Normal) and base.loc.numel() == f.numel():
