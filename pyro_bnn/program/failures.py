@@ -61,7 +61,23 @@ def named_failures(
             f"({_shapes(named)}), {place}: {type(error).__name__}: {what}"
             f"{f'; in the line {line}' if line else ''}"
             f"{_way_out(error, named)}"
+            f"{''.join(f'; {hint}' for hint in read_in_plates(model, starting.plates))}"
         ) from error
+
+
+def read_in_plates(model: Model, plates: Mapping[str, str]) -> list[str]:
+    """What is said of each ``PyroSample`` of a module that is first read inside a plate."""
+    hints = []
+    for prefix, module in () if (m := module_of(model)) is None else m.named_modules():
+        for name in getattr(module, "_pyro_samples", ()):
+            site = f"{prefix}.{name}" if prefix else name
+            if site in plates:
+                hints.append(
+                    f"the PyroSample {site!r} is first read inside the plate "
+                    f"{plates[site]!r}, where it gets a value for each row: read it "
+                    f"before the plate, as {name} = self.{site}"
+                )
+    return hints
 
 
 def raise_plainly(error: BNNError) -> NoReturn:

@@ -121,16 +121,20 @@ class Starting(Messenger):
     Attributes:
         without_draws: Names of the sites whose priors cannot be drawn from.
         last: Name of the site that the model sampled last.
+        plates: The innermost plate of each site in one, by the site's name.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.without_draws: set[str] = set()
+        self.plates: dict[str, str] = {}
         self.last = ""
 
     def _pyro_sample(self, msg: Any) -> None:
         if not is_rows_of_plate(msg):
             self.last = msg["name"]
+            if msg["cond_indep_stack"]:
+                self.plates[self.last] = msg["cond_indep_stack"][-1].name
         number = msg["infer"].get("start")
         if msg["value"] is not None:
             return

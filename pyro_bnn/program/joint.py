@@ -22,7 +22,12 @@ from pyro_bnn.handled import model_name, parameters_of
 from pyro_bnn.program.batched import as_one_batch, batched_or_looped
 from pyro_bnn.program.dependence import PARAMETER
 from pyro_bnn.program.factorised import Factorised
-from pyro_bnn.program.failures import named_failures, require_densities, require_supports
+from pyro_bnn.program.failures import (
+    named_failures,
+    read_in_plates,
+    require_densities,
+    require_supports,
+)
 from pyro_bnn.program.filled import filled
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -161,6 +166,10 @@ class Joint:
         if is_plain:
             self._require_numbers()
             warn_of_circles(trace)
+            stacks = {name: msg["cond_indep_stack"] for name, msg in trace.messages.items()}
+            plates = {name: stack[-1].name for name, stack in stacks.items() if stack}
+            for hint in read_in_plates(model, plates):
+                logger.warning("%s", hint)
             self._site_names = frozenset(site.name for site in self.sites)
         with own_generators():
             with failures() if is_plain else contextlib.nullcontext():

@@ -14,7 +14,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -23,6 +23,7 @@ from pyro_bnn.guides import AutoNormal
 from pyro_bnn.infer import NUTS, SVI
 from pyro_bnn.models import MLP
 from pyro_bnn.program import Joint
+from pyro_bnn.program.enumerated import joint_of
 from tests.plain_pyro import default_dtype
 
 X, Y = torch.zeros(5, 2), torch.zeros(5)
@@ -140,6 +141,35 @@ def test_arrays_and_frames_are_named() -> None:
         ModelError, match=rf"; x is a NumPy array: pass .*torch.as_tensor\(x, {dtype}\)"
     ):
         Joint(slope_of, (X.numpy(), Y))
+
+
+class InPlate(PyroModule):
+    """Samples that are first read inside the plate of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = PyroSample(dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        self.b = PyroSample(dist.Normal(0.0, 1.0))
+
+    def forward(self, x: Tensor, y: Tensor, *, both: bool, before: bool = False) -> None:
+        b: Any = self.b if before else None
+        with pyro.plate("rows", len(x)):
+            mean = x @ self.w if both else x[:, 0] * self.b
+            pyro.sample("rent", dist.Normal(mean if b is None else b + mean, 1.0), obs=y)
+
+
+def test_a_sample_that_is_first_read_inside_a_plate_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hint = "the PyroSample 'w' is first read inside the plate 'rows', .*: read it before the plate"
+    with pytest.raises(ModelError, match=f"cannot be multiplied.*; {hint}, as w = self.w"):
+        joint_of(InPlate(), (X, Y), {"both": True})
+    joint = joint_of(InPlate(), (X, Y), {"both": False})
+    assert joint.num_latents == 5
+    assert "the PyroSample 'b' is first read inside the plate 'rows'" in caplog.text
+    caplog.clear()
+    assert joint_of(InPlate(), (X, Y), {"both": False, "before": True}).num_latents == 1
+    assert caplog.text == ""
 
 
 def test_a_refusal_inside_the_model_keeps_its_words() -> None:
