@@ -152,9 +152,10 @@ class InPlate(PyroModule):
         self.b = PyroSample(dist.Normal(0.0, 1.0))
 
     def forward(self, x: Tensor, y: Tensor, *, both: bool, before: bool = False) -> None:
-        b: Any = self.b if before else None
+        own: Any = self
+        b = own.b if before else None
         with pyro.plate("rows", len(x)):
-            mean = x @ self.w if both else x[:, 0] * self.b
+            mean = x @ own.w if both else x[:, 0] * own.b
             pyro.sample("rent", dist.Normal(mean if b is None else b + mean, 1.0), obs=y)
 
 
