@@ -234,17 +234,6 @@ def of_another_shape(refused: Refused) -> None:
     runs(largest)
 
 
-@row("subsample_size= of a plate")
-def subsampled(refused: Refused) -> None:
-    def model(y: Tensor, size: int | None) -> None:
-        m = mean()
-        with pyro.plate("rows", len(y), subsample_size=size) as places:
-            pyro.sample("y", dist.Normal(m, 1.0), obs=y[places])
-
-    refused(model, Y, 3)
-    runs(model, Y, None)
-
-
 @row("obs_mask=")
 def masked(refused: Refused) -> None:
     is_seen: Any = Y > 0
@@ -439,13 +428,20 @@ def curvatures(refused: Refused) -> None:
     runs(plain, engine=bnn.Laplace(num_steps=10, curvature="hessian"))
 
 
-@row("mini-batches")
+@row("mini-batches of a model without a plate that takes some rows")
 def mini_batches(refused: Refused) -> None:
-    refused(plain, engine=bnn.SVI(bnn.guides.AutoNormal, num_steps=1, batch_size=2))
-    runs(plain, engine=bnn.SVI(bnn.guides.AutoNormal, num_steps=1))
+    svi = bnn.SVI(bnn.guides.AutoNormal, num_steps=2, batch_size=2)
+    refused(plain, engine=svi)
+
+    def by_rows(y: Tensor) -> None:
+        m = mean()
+        with pyro.plate("rows", 5, subsample_size=2) as rows:
+            pyro.sample("y", dist.Normal(m, 1.0), obs=y[rows])
+
+    runs(by_rows, engine=svi)
 
 
-@row("engines of networks, as bnn.SGLD")
+@row("engines of networks, as bnn.SWAG")
 def engines_of_networks(refused: Refused) -> None:
-    refused(plain, engine=bnn.SGLD())
+    refused(plain, engine=bnn.SWAG())
     runs(plain, engine=bnn.NUTS(**SHORT))
