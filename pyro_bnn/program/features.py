@@ -124,6 +124,12 @@ def _versions(x: Tensor, values: Mapping[str, Tensor]) -> list[int]:
     return [-1 if value.is_inference() else value._version for value in tensors]
 
 
+def _is_plain(kind: type[BayesianModule]) -> bool:
+    """Whether only the network reads x: no method of a subclass's own, which needs the rows."""
+    methods = ("forward", "network", "__call__")
+    return all(getattr(kind, name) is getattr(BayesianModule, name) for name in methods)
+
+
 class BodyOfModel:
     """The frozen body of a model, if it has one.
 
@@ -136,7 +142,7 @@ class BodyOfModel:
     def __init__(self, model: Model, x: Tensor, memo: Memo | None) -> None:
         inner = module_of(model)
         self._cut = None
-        if isinstance(inner, BayesianModule):
+        if isinstance(inner, BayesianModule) and _is_plain(type(inner)):
             with unseen(model):
                 self._cut = inner.frozen_body(x)
         self._memo = None if memo is None else weakref.ref(memo)  # a posterior has no use for it

@@ -10,6 +10,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyro
 import pytest
 import torch
 from torch import Tensor, nn
@@ -346,3 +347,21 @@ def test_features_are_taken_as_they_are() -> None:
     torch.testing.assert_close(program.batch(features, data.y).x, features, rtol=0, atol=0)
     z = program.initial
     torch.testing.assert_close(program.function(z, features), program.function(z, data.x))
+
+
+class Weighted(models.BayesianModule):
+    """Each row counts by what its first input says, which no feature has."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        assert x.ndim == 2
+        with pyro.poutine.scale(scale=1.0 + x[:, 0].sigmoid()):
+            return super().forward(x, y)
+
+
+def test_a_forward_of_ones_own_reads_rows_and_not_features() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    net[0].requires_grad_(requires_grad=False)
+    model = Weighted(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.1))
+    x = torch.randn(12, 3, dtype=torch.float64)
+    program = Program(model, x, x[:, 0])
+    assert program.inputs(x).shape == x.shape
