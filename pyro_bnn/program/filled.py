@@ -24,7 +24,7 @@ _MADE = frozenset(
     {
         *(torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.tensor),
         *(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like),
-        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full),
+        *(Tensor.new, Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full),
         *(torch.clone, Tensor.clone),
     }
 )
@@ -34,13 +34,13 @@ def filled(fn: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
     """A function of one draw ``[P]`` that can write draws into tensors of its own under vmap."""
 
     def of_draw(draw: Tensor) -> T:
-        with _Filled(draw):
+        with Filled(draw):
             return fn(draw)
 
     return of_draw
 
 
-class _Filled(TorchFunctionMode):
+class Filled(TorchFunctionMode):
     """Within it new floating tensors are computed from the draw, of which they hold no value."""
 
     def __init__(self, draw: Tensor) -> None:
@@ -52,7 +52,7 @@ class _Filled(TorchFunctionMode):
     ) -> Any:
         if func is Tensor.__setitem__ and _is_number_at_mask(*args):
             at, mask, number = args
-            at.masked_fill_(mask.reshape(*mask.shape, *[1] * (at.ndim - mask.ndim)), number)
+            at.masked_fill_(mask.reshape((*mask.shape, *[1] * (at.ndim - mask.ndim))), number)
             return None
         if is_plain(func, args):
             return recurrence(func, args)

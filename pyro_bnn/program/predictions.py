@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from pyro_bnn.data import Call
 from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.filled import Filled
 from pyro_bnn.program.handlers import predicted, without_validation
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.random_state import isolated
@@ -22,7 +22,6 @@ from pyro_bnn.program.terms import Params
 
 logger = logging.getLogger("pyro_bnn")
 
-MAKE_MEMORY = (torch.empty, torch.empty_like, torch.Tensor.new, torch.Tensor.new_empty)
 NUMBERS = 1 << 22  # of what is observed, at once
 
 
@@ -80,7 +79,7 @@ def predictions(
         draw: Tensor, values: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         of_draw = joint.split_draw(draw, params)[1] or {}
-        with _NewForEachDraw(draw):
+        with Filled(draw):  # torch's distributions fill new memory by random numbers, in place
             found = prediction(joint, call, values, drawn, of_draw)
         return {name: torch.as_tensor(value) for name, value in found.items()}
 
@@ -113,28 +112,3 @@ def _without_warnings() -> Iterator[None]:
     with without_vmap_warnings():
         warnings.filterwarnings("ignore", message="An output with one or more elements was resized")
         yield
-
-
-class _NewForEachDraw(TorchFunctionMode):
-    """Make memory that is to be filled for each draw of a batch apart.
-
-    Torch's distributions fill it in place by random numbers, as ``torch.empty(3).normal_()``, which
-    torch refuses to do for a batch into memory that all of it shares.
-
-    Args:
-        like: Any tensor of a draw.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        super().__init__()
-        self._zero = torch.zeros_like(like.flatten()[0])
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        value = func(*args, **(kwargs or {}))
-        return value + self._zero.to(value.dtype) if func in MAKE_MEMORY else value
