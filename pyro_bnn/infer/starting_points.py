@@ -71,6 +71,16 @@ def starting_points(
     return z.expand(num_points, -1).clone()
 
 
+def take_params(program: Joint, init: Init, seed: int) -> None:
+    """Set the point-estimated parameters to those of ``init``, before rows are read.
+
+    Features of a frozen body depend on them. Arguments and errors as of :func:`starting_points`.
+    """
+    if isinstance(init, SitePosterior | nn.Module):
+        with torch.no_grad():
+            starting_points(program, init, 1, seed)
+
+
 def own_start(program: Joint, init: OwnWeights) -> tuple[Tensor, Tensor]:
     """The point z ``[P]`` of a network's own weights, and its entries that they say ``[P]``.
 

@@ -116,7 +116,7 @@ def frozen_body(net: nn.Module, moving: Iterable[str], x: Tensor, ndim: int) -> 
         with contextlib.suppress(Exception), torch.no_grad():
             halves = make(net, moved)
             body = None
-            if halves is not None:
+            if halves is not None and halves.is_whole(net, x[spread]):
                 body = _body(net, frozenset(names), halves, x[spread], ndim)
             if body is not None and _is_right(net, body, {n: tensors[n] for n in names}, x[spread]):
                 return body
@@ -279,6 +279,32 @@ class _AtModule:
             handle.remove()
         raise ValueError(f"{self.path} is not called with one tensor")
 
+    def is_whole(self, net: nn.Module, x: Tensor) -> bool:
+        """Whether the network's output is the module's, itself or seen in another shape.
+
+        What comes after the module may do nothing at some rows, such as a clamp, so that equal
+        numbers say too little.
+        """
+        outputs: list[tuple[Any, int]] = []
+
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            outputs.append((output, output._version if isinstance(output, Tensor) else 0))
+
+        handle = net.get_submodule(self.path).register_forward_hook(note)
+        try:
+            whole = functional_call(net, _copies(net), (x.clone(),), tie_weights=False)
+        finally:
+            handle.remove()
+        if len(outputs) != 1:
+            return False
+        output, version = outputs[0]
+        if not (isinstance(whole, Tensor) and isinstance(output, Tensor)):
+            return False
+        is_same = whole is output or whole.untyped_storage().data_ptr() == (
+            output.untyped_storage().data_ptr()
+        )
+        return is_same and whole.numel() == output.numel() and whole._version == version
+
     def rest(self, net: nn.Module, crossing: list[Any]) -> Any:
         """The module's output."""
         return net.get_submodule(self.path)(*crossing)
@@ -354,6 +380,10 @@ class _AtGraph:
     def paths(self) -> list[str]:
         """Names of the modules that the rest calls."""
         return [str(node.target) for node in self.last.nodes if node.op == "call_module"]
+
+    def is_whole(self, net: nn.Module, x: Tensor) -> bool:  # noqa: ARG002
+        """Whether it is: the graph has all operations."""
+        return True
 
     def body(self, net: nn.Module, x: Tensor) -> tuple[Any, ...]:
         """What crosses the cut."""

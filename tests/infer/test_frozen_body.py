@@ -20,7 +20,7 @@ from pyro_bnn import guides, likelihoods, models, priors
 from pyro_bnn.data import Dataset
 from pyro_bnn.diagnostics.trust.attack import fgsm
 from pyro_bnn.errors import ModelError, ShapeError
-from pyro_bnn.infer import HMC, IVON, NUTS, SGHMC, SVI, Ensemble, Laplace
+from pyro_bnn.infer import HMC, IVON, MAMS, MCLMC, NUTS, SGHMC, SVI, SWAG, Ensemble, Laplace
 from pyro_bnn.infer.engine import Engine
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.posterior import Posterior
@@ -223,6 +223,62 @@ def test_the_body_has_the_values_of_init() -> None:
         torch.testing.assert_close(posterior.log_likelihood(data, 1).sum(), expected)
         prior = posterior.log_joint(data, 1) - expected
         assert posterior.losses[0] == pytest.approx(float(-(expected + prior)), rel=1e-6)
+
+
+class Clamped(Recurrent):
+    """What comes after the head does nothing where its output is small."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x).clamp(-3.0, 3.0)
+
+
+class Bent(Recurrent):
+    """A skip connection that is off at most rows."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) + 10 * (x[:, :1] - 1.5).relu()
+
+
+class ClampedInPlace(Recurrent):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x).clamp_(-3.0, 3.0)
+
+
+@pytest.mark.parametrize("kind", [Clamped, Bent, ClampedInPlace])
+def test_what_comes_after_the_head_is_kept_where_it_does_nothing_at_most_rows(
+    kind: type[Recurrent],
+) -> None:
+    torch.manual_seed(0)
+    net, data = kind(), rows()
+    model = bayesian(net)
+    program = Program(model, data.x, data.y)
+    z = 50.0 * torch.ones(program.num_latents, dtype=torch.float64)
+    x = torch.linspace(-3, 3, 40, dtype=torch.float64).reshape(8, 5)
+    with torch.no_grad():
+        f = program.function(z, program.inputs(x), program.params)
+        net.get_parameter("head.weight").fill_(50.0)
+        net.get_parameter("head.bias").fill_(50.0)
+        torch.testing.assert_close(f.reshape(-1), net(x).reshape(-1))
+
+
+INIT_ENGINES = {
+    **ENGINES,
+    "MAMS": MAMS(num_chains=2, warmup_steps=20, num_samples=10),
+    "MCLMC": MCLMC(num_chains=2, warmup_steps=20, num_samples=10),
+    "SWAG": SWAG(),
+}
+
+
+@pytest.mark.parametrize("name", INIT_ENGINES)
+def test_every_engine_fits_on_the_features_of_the_body_of_init(name: str) -> None:
+    data, net, other = rows(), Recurrent(), Recurrent()
+    with torch.no_grad():
+        other.get_parameter("body.weight_ih_l0").add_(1)
+    how: dict[str, Any] = {"init": other, "seed": 1, "progress": False}
+    found = INIT_ENGINES[name].run(bayesian(net), data, **how)
+    expected = INIT_ENGINES[name].run(bayesian(other), data, **how)
+    torch.testing.assert_close(found.unconstrained(4), expected.unconstrained(4))
+    torch.testing.assert_close(found.predict(NEW, 4).mean, expected.predict(NEW, 4).mean)
 
 
 def test_rows_of_a_problem_are_features_of_the_body_as_it_is() -> None:

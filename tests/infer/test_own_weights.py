@@ -123,6 +123,16 @@ def test_every_engine_is_here() -> None:
     assert {*ENGINES} | WITHOUT_START == {*infer.__all__}
 
 
+def test_a_fit_that_ends_by_itself_has_one_start() -> None:
+    """Others would be draws of the prior, of which the best goes on."""
+    given = trained()
+    fit = SVI(guides.AutoNormal, max_steps=8_000)
+    posterior = fit.run(given.model(), given.train, progress=False)
+    assert posterior.options["num_starts"] == 1
+    elsewhere = fit.run(given.model(), given.train, init="prior", progress=False)
+    assert elsewhere.options["num_starts"] == 4
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_short_fit_predicts_as_well_as_the_network(name: str) -> None:
     given = trained()

@@ -20,6 +20,7 @@ from pyro_bnn.infer.own_weights import OwnWeights, for_members
 from pyro_bnn.infer.parallel.tasks import ParallelTask, in_order, number_at_once
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import Run, drive
+from pyro_bnn.infer.starting_points import take_params
 from pyro_bnn.infer.svi.options import GuideSpec, name_of
 from pyro_bnn.infer.svi.svi import SVI
 from pyro_bnn.posterior.guide_posterior import GuidePosterior
@@ -56,6 +57,7 @@ def members_start(
             f"each member would train {', '.join(trained)} to values of its own, and a mixture has "
             "one: give them priors, or leave member at None"
         )
+    take_params(problem.program, problem.init, problem.seed)  # each member takes them as well
     starts, tasks, init = [], [], for_members(problem.init)
     for k in range(num_members):
         seed = derived_seed(problem.seed, MEMBER + k) if k else problem.seed

@@ -36,6 +36,7 @@ from pyro_bnn.infer.mcmc.progress import Progress
 from pyro_bnn.infer.mcmc.sampling import MassMatrix, Sampling, first_mass
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import drive
+from pyro_bnn.infer.starting_points import take_params
 from pyro_bnn.infer.steps.potentials import TargetDensity, of_call, of_each, of_one
 from pyro_bnn.infer.steps.starts import MAX_STARTS, find_starts, known_before, stream_seed
 from pyro_bnn.posterior.draws_posterior import DrawsPosterior
@@ -148,6 +149,7 @@ class HamiltonianSampler(Engine[DrawsPosterior]):
         began = time.perf_counter()
         self._check(problem.joint, problem.engine)
         problem.warn_of_held_parameters()
+        take_params(problem.joint, problem.init, problem.seed)
         if isinstance(problem, CallProblem):
             target = of_call(problem.joint)
         else:

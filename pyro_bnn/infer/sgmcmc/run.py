@@ -24,6 +24,7 @@ from pyro_bnn.infer.sgmcmc.moving_chains import MovingChains, Tuned
 from pyro_bnn.infer.sgmcmc.schedule import Plan, StepSchedule
 from pyro_bnn.infer.sgmcmc.temperature import MIN_DRAWS, temperature_of
 from pyro_bnn.infer.sgmcmc.warm_up import WarmUp
+from pyro_bnn.infer.starting_points import take_params
 from pyro_bnn.infer.steps.potentials import of_one
 from pyro_bnn.infer.steps.starts import find_starts
 from pyro_bnn.infer.steps.store import DrawStore
@@ -66,6 +67,7 @@ class Chains(Run[DrawsPosterior]):
         options: Mapping[str, Any],
     ) -> None:
         self.method, self.options, self.title = method, dict(options), problem.engine
+        take_params(problem.joint, problem.init, problem.seed)
         size = problem.own_batch_size if method.batch_size is None else method.batch_size
         self._batch_size = size
         self.batches = own_batches(

@@ -26,6 +26,7 @@ from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.engine import Engine, Start
 from pyro_bnn.infer.inputs import set_up
+from pyro_bnn.infer.own_weights import OwnWeights
 from pyro_bnn.infer.problem import Facts, Problem
 from pyro_bnn.infer.steps.rounds import advice_on_length
 from pyro_bnn.infer.svi.estimators.by_name import AUTO, FOR_ALL
@@ -191,6 +192,8 @@ class SVI(SVIOptions, Engine[Posterior]):
             start_guide(guide, program, problem.init, problem.seed)
 
         is_fresh = is_new and not problem.is_led
+        has_start = isinstance(problem.init, OwnWeights)  # the others would not be at the weights
+        anew = is_fresh and guide is not self.guide and not has_start
 
         def start_values(number: int) -> dict[str, Tensor]:
             """Of the guide's parameters at another start."""
@@ -212,7 +215,7 @@ class SVI(SVIOptions, Engine[Posterior]):
                 batches=problem.batches(svi.rows_a_step(guide, problem)),
                 loc_warmup=svi.warmup_of(guide, is_new=is_fresh),
                 compile_path=saves.compile_path,
-                num_starts=svi.starts_of(guide, is_new=is_fresh and guide is not self.guide),
+                num_starts=svi.starts_of(guide, is_new=anew),
                 start_values=start_values,
             )
 
