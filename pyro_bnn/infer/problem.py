@@ -38,6 +38,8 @@ from pyro_bnn.program.terms import Batch
 
 logger = logging.getLogger("pyro_bnn")
 
+MOST_NAMES = 8  # parameters that a message lists: a network has hundreds
+
 
 class Facts(ABC):
     """What every problem knows of itself, and tells of its posteriors."""
@@ -140,12 +142,18 @@ class Facts(ABC):
         return {}
 
     def warn_of_held_parameters(self) -> None:
-        """Say which point-estimated parameters an engine that trains none holds at their values."""
-        if self.joint.params:
+        """Say which point-estimated parameters an engine that trains none holds at their values.
+
+        What the user froze by ``requires_grad_(False)`` is held by wish, and is not told.
+        """
+        held = [name for name, value in self.joint.params.items() if value.requires_grad]
+        if held:
+            more = f" and {len(held) - MOST_NAMES} more" if len(held) > MOST_NAMES else ""
             logger.warning(
-                "%s holds point-estimated parameters at their values: %s",
+                "%s holds point-estimated parameters at their values: %s%s",
                 self.engine,
-                ", ".join(self.joint.params),
+                ", ".join(held[:MOST_NAMES]),
+                more,
             )
 
     def _of_guide(

@@ -214,6 +214,24 @@ def test_point_estimates_are_held_and_told(caplog: pytest.LogCaptureFixture) -> 
         assert torch.equal(posterior.params[name], value)
 
 
+def test_frozen_parameters_are_held_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    net[0].requires_grad_(False)
+    model = models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+    posterior = fit(VOGN(num_steps=3), model=model)
+    assert not [message for message in caplog.messages if "point-estimated" in message]
+    assert torch.equal(posterior.params["net.0.weight"], net[0].weight.double())
+
+
+def test_a_list_of_held_parameters_ends_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [torch.nn.Linear(3, 3) for _ in range(6)]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(3, 1)).double()
+    model = models.bayesian(net, {"6.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
+    fit(VOGN(num_steps=3), model=model)
+    (message,) = (m for m in caplog.messages if "point-estimated" in m)
+    assert message.endswith("net.3.weight, net.3.bias and 4 more")
+
+
 @pytest.mark.slow("about a second")
 def test_a_hessian_that_is_not_positive_is_told_and_the_last_good_state_kept() -> None:
     generator = torch.Generator().manual_seed(0)
