@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import pyro_bnn as bnn
 from pyro_bnn import guides, likelihoods, models, priors
 from pyro_bnn.errors import OptionError
+from pyro_bnn.posterior import state
 
 
 def fitted(model: Any, x: Tensor, guide: Any = guides.AutoNormal) -> Any:
@@ -81,6 +82,27 @@ def test_the_mean_is_that_of_all_draws() -> None:
         if name in state:
             torch.testing.assert_close(state[name], values.mean(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(state["1.running_mean"], net.state_dict()["1.running_mean"])
+
+
+def test_weights_of_a_frozen_body_are_not_copied_for_each_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, x = normalised(), torch.randn(12, 3)
+    net[0].requires_grad_(False)
+    net[1].requires_grad_(False)
+    posterior = fitted(bnn.bayesian(net, {"3.*": priors.Normal()}), x)
+    seen: list[str] = []
+    weights = state._weights
+
+    def spied(program: Any, params: Any, z: Tensor) -> dict[str, Tensor]:
+        found = weights(program, params, z)
+        seen.extend(found)
+        return found
+
+    monkeypatch.setattr(state, "_weights", spied)
+    mean = posterior.state_dict(num_samples=5)
+    assert set(seen) == {"3.weight", "3.bias", "likelihood.scale"}
+    torch.testing.assert_close(mean["0.weight"], net[0].weight)
 
 
 def test_a_dropout_network_gets_its_trained_weights_back() -> None:

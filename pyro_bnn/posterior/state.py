@@ -34,19 +34,25 @@ def state_dict(
         start += len(z)
     count = 1 if draw is not None else len(draws)
     found = {name: (value / count).to(program.dtype) for name, value in total.items()}
-    return _of_network(program, found)
+    shared = {name: value.detach() for name, value in params.items()}
+    return _of_network(program, {**shared, **found})
 
 
 def _weights(program: Program, params: Params, z: Tensor) -> dict[str, Tensor]:
-    """Sites, weights that are computed of them, and parameters at each draw ``[S, ...]``."""
-    row = program.example.x[:1]
+    """Sites, weights computed of them, and the draws' own parameters, at each draw ``[S, ...]``.
+
+    All other parameters are the same at each draw, and may be those of a large body, which need not
+    run either.
+    """
+    row = program.inputs(program.example.x[:1])
 
     def at(draw: Tensor) -> dict[str, Tensor]:
         z, own = program.split_draw(draw, params)
         run = program.run_at(z, (row,), own)
         sites = {name: message["value"] for name, message in run.latent.items()}
         computed = {name: value for name, value in run.recorded.items() if name != "f"}
-        return sites | computed | dict(own or {})
+        members = {name: own[name] for name in program.member_params if own and len(draw) > len(z)}
+        return sites | computed | members
 
     with torch.no_grad():
         return program.batched(at, z)
@@ -56,7 +62,7 @@ def _of_network(program: Program, found: Mapping[str, Tensor]) -> dict[str, Tens
     """The same by the names of the user's network, with its buffers, where the model has one."""
     net, places = getattr(program.model, "net", None), getattr(program.model, "places", {})
     if not isinstance(net, nn.Module):
-        return dict(found)
+        return {name: value.clone() for name, value in found.items()}
     held = {**program.snapshot.buffers, **found}
     state = {name: held[NET + name].clone() for name in net.state_dict()}
     return state | {place: found[name].clone() for name, own in places.items() for place in own}
