@@ -88,8 +88,8 @@ def test_weights_of_a_frozen_body_are_not_copied_for_each_draw(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net, x = normalised(), torch.randn(12, 3)
-    net[0].requires_grad_(False)
-    net[1].requires_grad_(False)
+    net[0].requires_grad_(requires_grad=False)
+    net[1].requires_grad_(requires_grad=False)
     posterior = fitted(bnn.bayesian(net, {"3.*": priors.Normal()}), x)
     seen: list[str] = []
     weights = state._weights

@@ -95,6 +95,7 @@ def test_the_tutorials_are_there() -> None:
         "21_from_csv_to_decision",
         "22_images_and_pretrained",
         "23_in_a_pipeline",
+        "24_your_trained_network",
         "07_liberty_or_depth",  # research
         "08_product_matrices",
     ]
