@@ -20,7 +20,7 @@ def fitted(model: Any, x: Tensor, guide: Any = guides.AutoNormal) -> Any:
     return engine.run(model, (x, y), progress=False)
 
 
-def normalised() -> nn.Module:
+def normalised() -> nn.Sequential:
     """With buffers, whose values matter."""
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
     net(5 + torch.randn(20, 3))
