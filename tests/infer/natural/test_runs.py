@@ -215,12 +215,12 @@ def test_point_estimates_are_held_and_told(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_frozen_parameters_are_held_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    net[0].requires_grad_(requires_grad=False)
+    first = torch.nn.Linear(3, 4).requires_grad_(requires_grad=False)
+    net = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(4, 1))
     model = models.bayesian(net, {"2.*": priors.Normal()}, likelihoods.Normal(0.3)).double()
     posterior = fit(VOGN(num_steps=3), model=model)
     assert not [message for message in caplog.messages if "point-estimated" in message]
-    assert torch.equal(posterior.params["net.0.weight"], net[0].weight.double())
+    assert torch.equal(posterior.params["net.0.weight"], first.weight.double())
 
 
 def test_a_list_of_held_parameters_ends_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
