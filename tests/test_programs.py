@@ -259,6 +259,19 @@ def test_rows_in_the_models_units_and_another_seed_and_level(tmp_path: Path) -> 
     np.testing.assert_allclose(found["low"], of.quantile(0.25), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.uint8, torch.float32, torch.uint8])
+def test_rows_come_in_the_dtype_of_the_example(kind: Any, tmp_path: Path) -> None:
+    posterior = fitted(mlp(), table().train)
+    rows: Any = rows_of_user(3).round().astype(kind if isinstance(kind, type) else np.float64)
+    if isinstance(kind, torch.dtype):
+        rows = torch.as_tensor(rows).to(kind)
+    posterior.export(tmp_path / "it.pt2", rows, 5)
+    program = torch.export.load(tmp_path / "it.pt2").module()
+    mean = program(torch.as_tensor(rows))["mean"]
+    expected = posterior.predict(rows, 5, raw=True).mean
+    torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
 def test_columns_of_a_frame_are_in_the_order_of_the_fit(tmp_path: Path) -> None:
     import pandas as pd
 

@@ -6,6 +6,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pyro_bnn.data.arrays import ArrayLike, check_finite
 from pyro_bnn.errors import BNNWarning, ShapeError
 from pyro_bnn.memory import GIB
@@ -59,7 +63,7 @@ def export(
     if rows.ndim < 1 or not len(rows):
         raise ShapeError(f"example has shape {tuple(rows.shape)}, but holds N rows, N at least 1")
     check_finite(rows, "example")
-    rows = rows.to(posterior.program.device)
+    rows = rows.to(posterior.program.device, _own_dtype(example, rows))
     count = posterior.count(_default(posterior) if num_samples is None else num_samples)
     summary = Summary(
         posterior.predictor,
@@ -81,6 +85,15 @@ def export(
     some = example[:COMPARED] if not hasattr(example, "iloc") else example.iloc[:COMPARED]
     compare(program, rows[:COMPARED], posterior.predict(some, count, seed, raw))
     write(program, rows, path)
+
+
+def _own_dtype(example: ArrayLike, rows: Tensor) -> torch.dtype:
+    """The dtype in which rows will come: that of an array of numbers, else of the tensor."""
+    if isinstance(example, Tensor):
+        return example.dtype
+    if isinstance(example, np.ndarray) and example.dtype.kind in "fiu":
+        return torch.as_tensor(example[:1]).dtype
+    return rows.dtype
 
 
 def _default(posterior: Exportable) -> int:

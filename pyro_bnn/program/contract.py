@@ -541,8 +541,8 @@ def require_priors_of_no_rows(run: Evaluate, many: Evaluate) -> None:
 
 
 @contextlib.contextmanager
-def explained(model: Model, x: Tensor, known: Tensor) -> Iterator[None]:
-    """Say of a failure at rows x where these are unlike the rows that are known.
+def explained(model: Model, x: Tensor, *known: Tensor) -> Iterator[None]:
+    """Say of a failure at rows x where these are unlike the rows that are known, the user's last.
 
     Raises:
         ModelError: In place of the failure, if they ask an embedding for an entry that it lacks.
@@ -555,10 +555,10 @@ def explained(model: Model, x: Tensor, known: Tensor) -> Iterator[None]:
     except (IndexError, RuntimeError) as error:
         with isolated(), unseen(model):
             _check_embeddings(model, x)
-        columns, fitted = tuple(x.shape[1:]), tuple(known.shape[1:])
-        if columns == fitted:
+        columns, fitted = tuple(x.shape[1:]), [tuple(rows.shape[1:]) for rows in known]
+        if columns in fitted:
             raise
         raise ShapeError(
             f"the model fails on x with rows of shape {columns}; it was fitted to rows of "
-            f"shape {fitted}: pass the same columns, in the same order ({error})"
+            f"shape {fitted[-1]}: pass the same columns, in the same order ({error})"
         ) from error

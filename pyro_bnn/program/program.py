@@ -290,7 +290,7 @@ class Program(Joint):
 
     def function(self, z: Tensor, x: Tensor, params: Params | None = None) -> Tensor:
         """Network output f ``[..., N, F]`` of z ``[..., P]``."""
-        with explained(self.model, x, self.example.x):
+        with explained(self.model, x, self.example.x, self.example_x):
             return self._over_draws(lambda run, _: run.f, z, (x,), params)
 
     def for_all_draws(self, x: Tensor, params: Params | None = None) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -327,7 +327,7 @@ class Program(Joint):
         """
         if not self._predictive_is_checked:
             self._check_predictive(params)
-        with explained(self.model, x, self.example.x):
+        with explained(self.model, x, self.example.x, self.example_x):
             return self._predictive_tensors(z, x, params)
 
     def _predictive_tensors(
@@ -342,7 +342,7 @@ class Program(Joint):
         self, z: Tensor, x: Tensor, params: Params | None = None
     ) -> tuple[Distribution, bool]:
         """Distribution of y ``[N]`` at one z ``[P]``, and whether rows of it are masked."""
-        with explained(self.model, x, self.example.x):
+        with explained(self.model, x, self.example.x, self.example_x):
             msg = self._over_draws(lambda run, _: run.y, z, (x,), params)
         return unvalidated(msg["fn"]), msg["mask"] is not None
 

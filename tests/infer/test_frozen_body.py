@@ -158,6 +158,15 @@ def test_an_exported_program_takes_rows_and_not_features(kind: str, tmp_path: Pa
     torch.testing.assert_close(found["sd"], expected.sd)
 
 
+def test_rows_of_another_shape_are_told_in_the_shape_of_rows(tmp_path: Path) -> None:
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(5, 4).requires_grad_(requires_grad=False))
+    net.add_module("head", nn.Linear(4, 1))
+    posterior = MEAN_FIELD.run(bayesian(net.double()), rows(), progress=False)
+    with pytest.raises(ShapeError, match=r"rows of shape \(3,\).* of shape \(5,\)"):
+        posterior.export(tmp_path / "it.pt2", torch.zeros(2, 3, dtype=torch.float64))
+
+
 def test_attacks_move_rows_and_not_features() -> None:
     net, y = Recurrent("conv"), NEW[:, 0]
     posterior = SVI(guides.AutoDelta, num_steps=5).run(bayesian(net), rows(), progress=False)
