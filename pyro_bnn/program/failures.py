@@ -8,7 +8,7 @@ import re
 import reprlib
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Number
 from typing import Any, NoReturn, cast
@@ -103,7 +103,9 @@ def require_densities(run: Evaluate) -> None:
         value = torch.as_tensor(msg["value"])
         kind = type(innermost(fn)).__name__
         own = f"the value of {name!r} has shape {tuple(value.shape)}"
-        whole = f"its distribution, {kind}, has shape {tuple(fn.shape())}"
+        frames = {f.dim: f.name for f in msg["cond_indep_stack"] if f.vectorized}
+        inside = "".join(f" in the plate {plate!r}" for plate in frames.values())
+        whole = f"its distribution, {kind}, has shape {tuple(fn.shape())}{inside}"
         try:
             with torch.no_grad():
                 density = log_prob(msg)
@@ -116,12 +118,25 @@ def require_densities(run: Evaluate) -> None:
                 f"{type(error).__name__}: {what}"
             ) from error
         batch = value.shape[: value.ndim - len(fn.event_shape)]
-        if name in run.observed and density.shape not in (batch, fn.batch_shape):
+        fits = density.shape in (batch, fn.batch_shape) and not _repeats(density, batch, frames)
+        if name in run.observed and not fits:
             raise ModelError(
                 f"{own}, but {whole}, and the two together would make "
                 f"{density.numel()} terms: give one of them the shape of the other, as by "
                 "squeeze(-1) or unsqueeze(-1)"
             )
+
+
+def _repeats(density: Tensor, batch: Sequence[int], plates: Container[int]) -> bool:
+    """Whether a log density counts one observed value many times, along no plate.
+
+    A plate tells that its rows share what they observe, and a number without dimensions is for all
+    entries of a distribution. Else ``[N, 1]`` beside ``[N]`` has become N N terms.
+    """
+    return len(batch) > 0 and any(
+        density.shape[dim] > 1 and dim not in plates and (-dim > len(batch) or batch[dim] == 1)
+        for dim in range(-density.ndim, 0)
+    )
 
 
 def _require_tensor(name: str, value: Any) -> None:

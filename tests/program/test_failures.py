@@ -235,6 +235,41 @@ def test_values_that_no_distribution_has_are_refused(
         Joint(model)
 
 
+def of_a_slope(x: Tensor, y: Tensor, size: int) -> None:
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", size):
+        pyro.sample("rent", dist.Normal(a * x, 1.0), obs=y)
+
+
+def test_a_column_beside_a_vector_in_a_plate_is_refused() -> None:
+    """The plate expands ``[5, 1]`` to ``[5, 5]``, and each y would count five times."""
+    message = (
+        r"'rent' has shape \(5,\), but its distribution, Normal, has shape \(5, 5\) in the plate "
+        r"'rows', and the two together would make 25 terms: .*squeeze\(-1\)"
+    )
+    with pytest.raises(ModelError, match=message):
+        joint_of(of_a_slope, (X[:, :1], Y), {"size": 5})
+    with pytest.raises(ModelError, match="would make 25 terms"):
+        joint_of(of_a_slope, (X[:, :1], Y[None]), {"size": 5})
+
+
+@pytest.mark.parametrize("y", [torch.tensor(0.5), torch.full((5,), 0.5)])
+@pytest.mark.parametrize("x", [torch.tensor(2.0), torch.full((5,), 2.0)])
+def test_what_plates_and_numbers_repeat_is_taken(x: Tensor, y: Tensor) -> None:
+    def of_vectors() -> None:
+        loc = pyro.sample("a", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+        pyro.sample("rent", dist.Normal(loc, 1.0), obs=y)
+
+    z = torch.tensor([0.3])
+    expected = dist.Normal(0.0, 1.0).log_prob(z).sum() + 5 * dist.Normal(0.6, 1.0).log_prob(
+        torch.tensor(0.5)
+    )
+    assert_close(joint_of(of_a_slope, (x, y), {"size": 5}).log_joint(z), expected)
+    z = torch.full((5,), 0.3)
+    expected = (dist.Normal(0.0, 1.0).log_prob(z) + dist.Normal(z, 1.0).log_prob(y)).sum()
+    assert_close(joint_of(of_vectors).log_joint(z), expected)
+
+
 class OfNaN(dist.Normal):
     def rsample(self, *shape: Any) -> Tensor:
         return super().rsample(*shape) * math.nan
