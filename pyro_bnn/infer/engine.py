@@ -20,7 +20,7 @@ from pyro_bnn.infer.call_problem import CallProblem
 from pyro_bnn.infer.checkpoints.checkpoint import Checkpoint
 from pyro_bnn.infer.checkpoints.identity import Identity
 from pyro_bnn.infer.checkpoints.interrupts import Interrupted
-from pyro_bnn.infer.inputs import FitData, Init, as_dataset, unchanged
+from pyro_bnn.infer.inputs import FitData, Init, rows_for, unchanged
 from pyro_bnn.infer.own_weights import chosen_init
 from pyro_bnn.infer.problem import Problem
 from pyro_bnn.infer.run import OnStep, P, Run, drive
@@ -240,7 +240,7 @@ class Engine(ABC, Generic[P]):
         began = time.perf_counter()
         self.check_batches(data)
         with isolated(seed):  # a DataLoader draws from the global random state
-            given = data if isinstance(data, Call) else as_dataset(data)
+            given = data if isinstance(data, Call) else rows_for(model, data)
         with isolated(seed), unchanged(model):
             start = self._start(model, data, given, init, seed, progress=progress)
             problem = start.problem

@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 
 from pyro_bnn.data import Dataset
 from pyro_bnn.data.arrays import ArrayLike, listed, to_tensor
-from pyro_bnn.errors import DataError
+from pyro_bnn.errors import DataError, ShapeError
 from pyro_bnn.guides import Guide
-from pyro_bnn.handled import module_of
+from pyro_bnn.handled import model_name, module_of
 from pyro_bnn.infer.own_weights import OwnWeights
 from pyro_bnn.posterior.site_posterior import SitePosterior
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.features import Memo
-from pyro_bnn.program.handlers import Model
+from pyro_bnn.program.handlers import Model, runs_without_f
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.random_state import isolated
@@ -59,8 +59,29 @@ def as_dataset(data: FitData) -> Dataset:
         return Dataset(data[0], data[1])
     raise DataError(
         "data is a pyro_bnn.data.Dataset, a pair (x, y) or a torch DataLoader, not "
-        f"{type(data).__name__}; of a Split pass split.train"
+        f"{type(data).__name__}; of a Split pass split.train; for a model of any arguments pass "
+        "these as one Call: run(model, bnn.data.Call(...))"
     )
+
+
+def rows_for(model: Model, data: FitData) -> Dataset:
+    """The rows of data as :func:`as_dataset` has them, for a model that takes rows.
+
+    Raises:
+        DataError: As :func:`as_dataset`.
+        ShapeError: If x and y are no rows; first says of a model that runs on them as they are,
+            and records no f, how it is run.
+    """
+    try:
+        return as_dataset(data)
+    except ShapeError as error:
+        if not isinstance(data, tuple | list) or not runs_without_f(model, data):
+            raise
+        raise ShapeError(
+            f"{model_name(model)} records no f, as a network does, and takes x and y as they are: "
+            "pass them as one Call, run(model, bnn.data.Call(x, y)). As rows of a network, "
+            f"{error}"
+        ) from error
 
 
 def program_of(model: Model, data: Dataset, memo: Memo | None = None) -> Program:

@@ -346,6 +346,17 @@ def tried(model: Model, x: Tensor) -> tuple[bool, Tensor | None]:
     return runs, _first_array(cast(Mapping[str, Any], tracer.trace.nodes))
 
 
+def runs_without_f(model: Model, args: Iterable[Any]) -> bool:
+    """Whether a model runs on arguments, and records no ``"f"``: it is no network on rows."""
+    with isolated(), unseen(model), poutine.trace() as tracer:
+        try:
+            model(*own_rows(args))
+        except Exception as error:  # what it runs on is not known
+            logger.debug("the model cannot run on the data as they are: %s", error)
+            return False
+    return "f" not in tracer.trace.nodes
+
+
 class Entries(NamedTuple):
     """The entries ``[n]`` of z that give a site its value once a run of the model reaches it."""
 

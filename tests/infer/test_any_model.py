@@ -17,7 +17,14 @@ from torch.testing import assert_close
 
 import pyro_bnn as bnn
 from pyro_bnn.data import Call
-from pyro_bnn.errors import FileFormatError, ModelError, OptionError, SiteError
+from pyro_bnn.errors import (
+    DataError,
+    FileFormatError,
+    ModelError,
+    OptionError,
+    ShapeError,
+    SiteError,
+)
 from pyro_bnn.posterior import CallDraws, CallPosterior, Posterior, Provenance
 from pyro_bnn.program import joint_of
 from tests.plain_pyro import default_dtype
@@ -232,6 +239,33 @@ def test_engines_that_need_a_network_say_so(engine: Any) -> None:
     name = type(engine).__name__
     with pytest.raises(ModelError, match=f"{name} needs a network on rows.*take NUTS, HMC"):
         engine.run(groups, CALL, progress=False)
+
+
+def slope(x: Tensor, y: Tensor) -> None:
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("rent", dist.Normal(a * x, 1.0), obs=y)
+
+
+ROWS = (torch.arange(4.0), torch.ones(4))
+
+
+def test_a_pair_for_a_model_without_f_is_told_of_the_call() -> None:
+    message = (
+        r"^slope records no f, .*run\(model, bnn.data.Call\(x, y\)\). As rows of .*\[:, None\]"
+    )
+    with pytest.raises(ShapeError, match=message):
+        bnn.NUTS().run(slope, ROWS)
+    for model in (bnn.models.MLP(1), lambda x, y=None: x @ torch.ones(5)):
+        with pytest.raises(ShapeError, match=r"^x must be \[N, I\]"):
+            bnn.NUTS().run(model, ROWS)
+
+
+def test_arguments_that_are_no_call_are_told_of_it() -> None:
+    with pytest.raises(
+        DataError, match=r"pass these as one Call: run\(model, bnn.data.Call\(...\)\)"
+    ):
+        bnn.NUTS().run(slope, ROWS[0])  # type: ignore[call-overload]
 
 
 def test_one_number_is_too_few_for_velocities_of_length_one() -> None:
