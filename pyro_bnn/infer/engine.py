@@ -181,7 +181,7 @@ class Engine(ABC, Generic[P]):
         self,
         model: Model,
         data: FitData | Call,
-        *,
+        *more: Any,
         init: Init = None,
         seed: int = 0,
         progress: bool = True,
@@ -195,6 +195,7 @@ class Engine(ABC, Generic[P]):
             model: Pyro model ``model(x, y=None)``; with a ``Call`` a model of any arguments.
             data: A ``Dataset``, a pair (x, y), or a ``DataLoader``; or the arguments of the model
                 as a ``data.Call``, for the engines that need no network.
+            more: Nothing; arguments of the model that are no one ``Call`` are refused here.
             init: Where to start: a posterior, a trained module, or values of sites. What it leaves
                 out starts as it does without it. Chains start at draws of a posterior, means at its
                 mean; a guide of the form of that of the posterior takes all that this one has.
@@ -235,6 +236,12 @@ class Engine(ABC, Generic[P]):
             OutputError: If the checkpoint cannot be written.
             SiteError: If a site of the model is not served.
         """
+        if more:
+            raise OptionError(
+                f"run takes the model and its data, and got {len(more)} more: pass the arguments "
+                "of a model as one Call, run(model, bnn.data.Call(x, y)), and the rows of a "
+                "network as one pair, run(model, (x, y))"
+            )
         seed = plain(seed)
         check_seed(seed)
         began = time.perf_counter()

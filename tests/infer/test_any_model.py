@@ -266,6 +266,8 @@ def test_arguments_that_are_no_call_are_told_of_it() -> None:
         DataError, match=r"pass these as one Call: run\(model, bnn.data.Call\(...\)\)"
     ):
         bnn.NUTS().run(slope, ROWS[0])  # type: ignore[call-overload]
+    with pytest.raises(OptionError, match=r"got 1 more: .* as one Call, .*bnn.data.Call\(x, y\)"):
+        bnn.NUTS().run(slope, *ROWS)  # type: ignore[call-overload]
 
 
 def test_one_number_is_too_few_for_velocities_of_length_one() -> None:
