@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to, constraints, transform_to
 
 from pyro_bnn.data import Call
-from pyro_bnn.errors import SiteError
+from pyro_bnn.errors import ModelError, SiteError
 from pyro_bnn.handled import Model as Model  # noqa: PLC0414  # older code imports it from here
 from pyro_bnn.handled import module_of, parameters_of
 from pyro_bnn.likelihoods import as_columns
@@ -190,12 +190,14 @@ def trace_model(
         start: Gives sites their values; default a :class:`Starting`.
 
     Raises:
+        ModelError: If a plate takes more rows than it has.
         SiteError: If a latent site is discrete or has no density, or the model has none.
     """
     whole = WholePlates()
     plates = contextlib.nullcontext() if of_rows else whole
     with unseen(model), plates, Starting() if start is None else start as starting:
         trace = poutine.trace(model).get_trace(*own_rows(args), **(kwargs or {}))
+    _check_sizes(whole.plates.values())
     nodes: Mapping[str, Any] = trace.nodes
     sites: list[Site] = []
     enumerated: dict[str, Mapping[str, Any]] = {}
@@ -240,6 +242,21 @@ def trace_model(
         _batch_dims(nodes),
         _largest(whole.plates, nodes),
     )
+
+
+def _check_sizes(plates: Iterable[Plate]) -> None:
+    """Check that plates take no more rows than they have; a later run may be of fewer, and whole.
+
+    Raises:
+        ModelError: If one takes more, which Pyro refuses, too.
+    """
+    for plate in plates:
+        if plate.taken > plate.size:
+            raise ModelError(
+                f"the plate {plate.name!r} has {plate.size} rows and subsample_size="
+                f"{plate.taken}, which is more: take at most {plate.size}, or leave "
+                "subsample_size out for all rows"
+            )
 
 
 def _batch_dims(nodes: Mapping[str, Any]) -> int:

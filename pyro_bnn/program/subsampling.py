@@ -25,7 +25,7 @@ class Plate(NamedTuple):
     Attributes:
         name: Of the plate.
         size: Number of its rows N.
-        taken: How many it takes, B.
+        taken: How many it takes, B; more than it has are refused where a model is traced.
     """
 
     name: str
@@ -78,7 +78,7 @@ def _subsample(
     if takes_some and (whole := next(handlers, None)) is not None:
         assert size is not None
         assert subsample_size is not None
-        whole.plates[name] = Plate(name, size, min(size, subsample_size))
+        whole.plates[name] = Plate(name, size, subsample_size)
         subsample_size = None
     return _pyros_own(name, size, subsample_size, subsample, use_cuda, device)
 

@@ -220,6 +220,18 @@ def test_a_model_that_is_no_sum_over_rows_is_refused_for_steps_on_some(
         bnn.SVI(bnn.guides.AutoNormal).run(model, Call(DATA), progress=False)
 
 
+@pytest.mark.parametrize("engine", [bnn.SVI(bnn.guides.AutoNormal), bnn.NUTS()])
+def test_a_plate_that_takes_more_rows_than_it_has_is_refused_by_name(engine: Any) -> None:
+    """As Pyro refuses it, but of a fit alone: predictions may be of fewer rows."""
+    with pytest.raises(
+        ModelError, match=r"plate 'rows' has 60 rows and subsample_size=61, .*most 60"
+    ):
+        engine.run(normal_mean, Call(DATA, N + 1), progress=False)
+    call = Call(DATA)
+    few = bnn.SVI(bnn.guides.AutoNormal, num_steps=1).run(normal_mean, call, progress=False)
+    assert few.predictive(Call(DATA[: B - 1]), num_samples=3)["obs"].shape == (3, B - 1)
+
+
 def test_a_size_of_batches_without_a_plate_that_takes_some_is_refused() -> None:
     engines = [bnn.SVI(bnn.guides.AutoNormal, batch_size=5), bnn.infer.BAOAB(batch_size=5)]
     for engine in engines:
