@@ -165,21 +165,33 @@ def require_supports(run: Evaluate) -> None:
 
 def _require_support(name: str, msg: Mapping[str, Any], run: Evaluate) -> None:
     """Check that an observed value, where no mask hides it, lies in a support that is fixed."""
-    support, value, mask = msg["fn"].support, msg["value"], msg["mask"]
+    support, value, mask = msg["fn"].support, torch.as_tensor(msg["value"]), msg["mask"]
     if run.sources(name, bounds_of(support)) or isinstance(msg["fn"], dist.MaskedDistribution):
         return
     try:
-        outside = ~support.check(value)
+        outside = ~support.check(value) | _is_impossible_infinity(msg, support.event_dim)
     except NotImplementedError:  # a support of the user's own
         return
     if mask is not None:
         outside = outside & torch.as_tensor(mask)
     if bool(outside.any()):
-        some = value[outside] if outside.shape == value.shape else value
+        some = value[outside] if outside.shape == value.shape[: outside.ndim] else value
         raise DataError(
             f"the site {name!r} observes {', '.join(f'{v:g}' for v in some.flatten()[:5])}, "
             f"outside the support of its {type(innermost(msg['fn'])).__name__}, {support}"
         )
+
+
+def _is_impossible_infinity(msg: Mapping[str, Any], event_dim: int) -> Tensor:
+    """Where a value is infinite and has no density; torch's supports hold infinities."""
+    value = torch.as_tensor(msg["value"])
+    infinite: Tensor = (
+        value.isinf().flatten(value.ndim - event_dim).any(-1) if event_dim else value.isinf()
+    )
+    if not bool(infinite.any()):
+        return infinite
+    with torch.no_grad():
+        return infinite & ~log_prob(msg).isfinite()
 
 
 def _where(error: Exception) -> tuple[str, str]:

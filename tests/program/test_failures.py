@@ -222,6 +222,23 @@ def observing(fn: Callable[[Tensor], Any], value: Any) -> Callable[[], None]:
             "observes nan, outside the support of its Normal, Real",
         ),
         (
+            observing(lambda s: dist.Normal(torch.zeros(2), s), [1.0, -math.inf]),
+            DataError,
+            "the site 'rent' observes -inf, outside the support of its Normal, Real",
+        ),
+        (
+            observing(
+                lambda s: dist.Normal(torch.zeros(2, 2), s).to_event(1), [[0, 0], [0, math.inf]]
+            ),
+            DataError,
+            "the site 'rent' observes 0, inf, outside the support of its Normal",
+        ),
+        (
+            observing(dist.Exponential, math.inf),
+            DataError,
+            "the site 'rent' observes inf, outside the support of its Exponential",
+        ),
+        (
             lambda: pyro.sample("w", cast(Any, OfNaN(0.0, 1.0))),
             SiteError,
             "the prior of 'w' draws NaN",
@@ -270,6 +287,15 @@ def test_what_plates_and_numbers_repeat_is_taken(x: Tensor, y: Tensor) -> None:
     assert_close(joint_of(of_vectors).log_joint(z), expected)
 
 
+class MayNeverEnd(dist.Exponential):  # type: ignore[misc]
+    """Half of it is at infinity."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        ended = value.isfinite()
+        own: Tensor = super().log_prob(torch.where(ended, value, 1.0))
+        return math.log(0.5) + torch.where(ended, own, 0.0)
+
+
 class OfNaN(dist.Normal):
     def rsample(self, *shape: Any) -> Tensor:
         return super().rsample(*shape) * math.nan
@@ -291,6 +317,18 @@ def test_a_bound_that_is_inferred_or_a_mask_lets_values_lie_outside() -> None:
 
     expected = prior.sum() + dist.Poisson(z.exp()).log_prob(torch.tensor(2.0)).sum()
     assert_close_to(Joint(hidden).log_joint(z), expected)
+
+    def never_or_now() -> None:
+        """Of a process that may never end, which has a density at infinity."""
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        pyro.sample("end", MayNeverEnd(rate), obs=torch.tensor([math.inf, 2.0]))
+
+    expected = (
+        prior.sum()
+        + 2 * math.log(0.5)
+        + dist.Exponential(z.exp()).log_prob(torch.tensor(2.0)).sum()
+    )
+    assert_close_to(Joint(never_or_now).log_joint(z), expected)
 
 
 def test_sites_that_are_not_in_every_run_are_refused() -> None:
