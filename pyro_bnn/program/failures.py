@@ -24,6 +24,7 @@ from pyro_bnn.program.distributions import bounds_of
 from pyro_bnn.program.handlers import Evaluate, Starting, innermost, is_point, log_prob
 
 OTHER_DTYPES = re.compile(r"dtypes? (mis)?match|same dtype|scalar type")
+OF_LISTS = re.compile(r"\b(list|tuple|sequence)\b|converted to an index|all be instances of Number")
 NOT_THE_USERS = ("torch", "pyro", "pyro_bnn", "contextlib", "functools")
 
 
@@ -216,9 +217,12 @@ def _way_out(error: Exception, named: Mapping[str, Any]) -> str:
     """What to do about arguments that are no tensors, or of another dtype than those of sites."""
     leaves = dict(_leaves(named))
     default = torch.get_default_dtype()
-    arrays = [name for name, value in leaves.items() if _is_array(value)]
-    is_of_arrays = isinstance(error, TypeError | AttributeError) or "numpy" in str(error).lower()
-    if arrays and is_of_arrays:
+    arrays: list[str] = []
+    if isinstance(error, TypeError | AttributeError) or "numpy" in str(error).lower():
+        arrays += [name for name, value in leaves.items() if _is_array(value)]
+    if OF_LISTS.search(str(error)):
+        arrays += [name for name, value in leaves.items() if _is_list_of_numbers(value)]
+    if arrays:
         kinds = ", ".join(f"{name} is {_kind(leaves[name])}" for name in arrays)
         return f"; {kinds}: pass tensors, as torch.as_tensor({arrays[0]}, dtype={default})"
     if "inhomogeneous total_count" in str(error):
@@ -241,11 +245,11 @@ def _way_out(error: Exception, named: Mapping[str, Any]) -> str:
 
 
 def _leaves(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments by name, and the values of those that are dicts and lists."""
+    """The arguments by name, and the values of those that are dicts and lists of other things."""
     for name, value in named.items():
         if isinstance(value, Mapping):
             yield from _leaves({f"{name}[{key!r}]": part for key, part in value.items()})
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple) and not _is_list_of_numbers(value):
             yield from _leaves({f"{name}[{place}]": part for place, part in enumerate(value)})
         else:
             yield name, value
@@ -254,6 +258,13 @@ def _leaves(named: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _is_array(value: Any) -> bool:
     """Whether a value is an array of another library than torch."""
     return hasattr(value, "__array__") and not isinstance(value, Tensor | Number)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(part, Number) or _is_list_of_numbers(part) for part in value
+    )
 
 
 def _kind(value: Any) -> str:

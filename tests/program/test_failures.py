@@ -143,6 +143,37 @@ def test_arrays_and_frames_are_named() -> None:
         Joint(slope_of, (X.numpy(), Y))
 
 
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda a, x: a * x,
+        lambda a, x: x - a,
+        lambda a, x: a @ x,
+        lambda a, x: torch.exp(x) + a,
+        lambda a, x: x.exp() + a,
+        lambda a, x: x,
+    ],
+)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_in_place_of_tensors_are_named(
+    mean: Callable[[Tensor, Any], Any], kind: type
+) -> None:
+    def model(d: dict[str, Any], y: Tensor, sizes: list[Any]) -> None:
+        pyro.sample("rent", dist.Normal(mean(weight(), d["x"]), 1.0), obs=y)
+
+    words = rf"; d\['x'\] is a {kind.__name__}: pass tensors, as torch.as_tensor\(d\['x'\], dtype="
+    with pytest.raises(ModelError, match=words):
+        Joint(model, ({"x": kind([1.0, 2.0])}, Y[:2], [Y]))
+
+
+def test_lists_that_a_failure_is_not_of_are_not_named() -> None:
+    def model(sizes: list[int]) -> None:
+        raise TypeError(f"unsupported operand of {len(sizes)} sizes")
+
+    with pytest.raises(ModelError, match=r"unsupported operand of 2 sizes; in the line [^;]*$"):
+        Joint(model, ([3, 4],))
+
+
 class InPlate(PyroModule):
     """Samples that are first read inside the plate of the rows."""
 
