@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pyro_bnn.data import Call
+from pyro_bnn.handled import model_name
 from pyro_bnn.posterior import storage
 from pyro_bnn.posterior.guide_draws import GuideDraws
 from pyro_bnn.posterior.laplace_draws import LaplaceDraws
@@ -176,8 +177,17 @@ class CallPosterior(SitePosterior):
 
         A ``poutine.scale`` is not in it; a masked value has log density 0. Discrete sites are
         summed out. A site whose entries they tie to each other or to another site, as in a hidden
-        Markov model, has no log density for each entry, and is left out.
+        Markov model, has no log density for each entry, and is left out. A ``pyro.factor``
+        observes nothing: a line says where the likelihood is of factors alone.
         """
+        if not self._observed and (factors := self.program.run_at(self.program.initial).factors):
+            logger.warning(
+                "log_likelihood is empty: %s observes no site, and pyro.factor (%s) does not say "
+                "which values it is the log density of; PSIS-LOO and WAIC need "
+                "pyro.sample(..., obs=)",
+                model_name(self.model),
+                ", ".join(factors),
+            )
         draws = self.in_blocks(self.count(num_samples), seed)
         parts = [self._over(self.program.log_likelihoods, z) for z in draws.blocks()]
         return _joined(parts, draws.num_chains if group_by_chain else None)

@@ -270,6 +270,26 @@ def test_arguments_that_are_no_call_are_told_of_it() -> None:
         bnn.NUTS().run(slope, *ROWS)  # type: ignore[call-overload]
 
 
+def test_a_likelihood_of_factors_alone_has_no_log_likelihood_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def by_factor(y: Tensor, *, both: bool = False) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.factor("fit", dist.Normal(a, 1.0).log_prob(y).sum())
+        if both:
+            pyro.sample("last", dist.Normal(a, 1.0), obs=y[-1])
+
+    engine = bnn.NUTS(num_chains=1, num_samples=5, warmup_steps=5)
+    line = "log_likelihood is empty: by_factor observes no site, and pyro.factor (fit)"
+    posterior = engine.run(by_factor, Call(Y), progress=False)
+    assert posterior.log_likelihood() == {}
+    assert caplog.text.count(line) == 1
+    assert "log_likelihood" not in posterior.to_arviz().children
+    assert caplog.text.count(line) == 2
+    assert [*engine.run(by_factor, Call(Y, both=True), progress=False).log_likelihood()] == ["last"]
+    assert caplog.text.count(line) == 2
+
+
 def test_one_number_is_too_few_for_velocities_of_length_one() -> None:
     def single(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(pyro.sample("w", dist.Normal(0.0, 1.0)), 1.0), obs=y)
