@@ -293,7 +293,8 @@ class Engine(ABC, Generic[P]):
     ) -> Start:
         name = type(self).__name__
         how: dict[str, Any] = {"progress": progress, "declare": self.nature}
-        init = chosen_init(model, init, is_shown=progress)
+        names = given.class_names if isinstance(given, Dataset) else None
+        init = chosen_init(model, init, is_shown=progress, class_names=names)
         if isinstance(given, Call):
             return self.start_call(CallProblem(model, given, init, seed, name, **how))
         assert not isinstance(data, Call)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor
 
+from pyro_bnn.data.arrays import MOST_NAMES, shown
 from pyro_bnn.errors import OptionError
 from pyro_bnn.handled import module_of
 from pyro_bnn.models import BayesianModule
@@ -30,16 +31,21 @@ class OwnWeights:
             near the weights.
         is_shown: Whether the run shows how far it is, and so where it starts; else the line is of
             level info.
+        class_names: Names of the classes 0 .. C-1, which outputs of the network stand for; None
+            where the labels are numbers.
         is_told: Whether it was told.
     """
 
     weights: Mapping[str, Tensor]
     others_at_prior: bool = False
     is_shown: bool = True
+    class_names: Sequence[str] | None = None
     is_told: bool = False
 
     def tell(self, what: str, others: str = "") -> None:
-        """Say it once, in a line.
+        """Say it once, in a line, and the order of classes in another one.
+
+        A network that was trained on another order is wrong of every class, and no error shows it.
 
         Args:
             what: What starts there.
@@ -54,15 +60,43 @@ class OwnWeights:
                 what,
                 others,
             )
+            tell_order(self.class_names, logging.WARNING)
 
 
-def chosen_init(model: Model, init: object, *, is_shown: bool = True) -> Any:
+def tell_order(class_names: Sequence[str] | None, level: int) -> None:
+    """Say which class each output of a trained network stands for, where classes have names.
+
+    Args:
+        class_names: Names of the classes 0 .. C-1; None, or these numbers, are no names.
+        level: Of the line.
+    """
+    if class_names is None or list(class_names) == [*map(str, range(len(class_names)))]:
+        return
+    order = [f"{label} is {shown(name)}" for label, name in enumerate(class_names)]
+    if len(order) > MOST_NAMES:
+        order = [*order[: MOST_NAMES - 1], "...", order[-1]]
+    logger.log(
+        level,
+        "class %s: the outputs of the network's head have to be in this order; another one is "
+        "given by Dataset(x, y, class_names=[...])",
+        ", ".join(order),
+    )
+
+
+def chosen_init(
+    model: Model,
+    init: object,
+    *,
+    is_shown: bool = True,
+    class_names: Sequence[str] | None = None,
+) -> Any:
     """Where a run starts: at ``init``, else at the weights of a trained network, else None.
 
     Args:
         model: The model, of which a module inside may be of ``bayesian(net)``.
         init: As the user gave it; ``"prior"`` for a draw, which is None from here on.
         is_shown: Whether the run shows how far it is.
+        class_names: Names of the classes, where y has some.
 
     Raises:
         OptionError: If it is another word.
@@ -80,7 +114,9 @@ def chosen_init(model: Model, init: object, *, is_shown: bool = True) -> Any:
     modules = () if module is None else module.modules()
     nets = [each for each in modules if isinstance(each, BayesianModule) and each.is_trained]
     weights = {name: value for net in nets for name, value in net.own_weights().items()}
-    return OwnWeights(weights, is_shown=is_shown) if weights else None
+    if not weights:
+        return None
+    return OwnWeights(weights, is_shown=is_shown, class_names=class_names)
 
 
 def for_members(init: T) -> T:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from pyro_bnn import SVI, bayesian, guides, infer, likelihoods, priors
+from pyro_bnn.data import Dataset
 from pyro_bnn.errors import OptionError
-from pyro_bnn.infer.own_weights import OwnWeights, chosen_init, for_members
+from pyro_bnn.infer.own_weights import OwnWeights, chosen_init, for_members, tell_order
 from pyro_bnn.infer.starting_points import own_start
 from pyro_bnn.infer.steps.starts import NEAR, _candidates
 from pyro_bnn.models import MLP, BayesianModule
@@ -363,6 +365,35 @@ def test_a_run_without_a_bar_tells_those_who_listen(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO, "pyro_bnn"):
         still(regression())
     assert len(lines(caplog)) == 1
+
+
+def orders(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if "have to be in this order" in record.message]
+
+
+def test_the_order_of_named_classes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    given = trained()
+    x, y = given.train
+    text = np.array(["sun", "moon", "earth"])[y.numpy()]  # sorted, "earth" is 0
+    svi = SVI(guides.AutoNormal, **STILL)
+    svi.run(given.model(), (x, text), progress=False)
+    (record,) = orders(caplog)
+    assert record.levelno == logging.WARNING
+    assert record.message.startswith("class 0 is 'earth', 1 is 'moon', 2 is 'sun': the outputs of")
+    caplog.clear()
+    infer.Ensemble(num_members=2, num_steps=2).run(given.model(), (x, text), progress=False)
+    assert len(orders(caplog)) == 1
+    caplog.clear()
+    svi.run(given.model(), (x, y), progress=False)
+    digits = Dataset(x, y, class_names=("0", "1", "2"))
+    svi.run(given.model(), digits, progress=False)
+    svi.run(given.model(), (x, text), init="prior", progress=False)
+    assert orders(caplog) == []
+
+
+def test_of_many_classes_the_first_and_the_last_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    tell_order([f"c{label}" for label in range(1_000)], logging.WARNING)
+    assert "18 is 'c18', ..., 999 is 'c999': the outputs" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
