@@ -411,6 +411,15 @@ def test_values_outside_the_support_of_the_likelihood_are_named(
         program.batch(x, torch.tensor(labels))
 
 
+@pytest.mark.parametrize("place", [0, 3, 150, -1])
+def test_a_label_beyond_the_classes_is_named_with_their_number(place: int) -> None:
+    x, y = data(CASES["categorical"].target, 200)
+    y = y.clone()
+    y[place] = 3
+    with pytest.raises(DataError, match=r"y holds 3, outside .* the 3 classes 0 \.\. 2: number"):
+        Program(CASES["categorical"].build(), x, y).batch(x, y)
+
+
 def test_rows_of_x_and_y_must_agree() -> None:
     x, y = data()
     with pytest.raises(ShapeError, match="x has 12 rows, but y has 11"):

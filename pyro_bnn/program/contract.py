@@ -24,7 +24,7 @@ from pyro_bnn.errors import BNNError, ModelError, ShapeError, SiteError
 from pyro_bnn.handled import model_name, module_of, unhandled
 from pyro_bnn.likelihoods import as_columns, match_observation
 from pyro_bnn.models.from_network import BayesianModule
-from pyro_bnn.program.distributions import base_distribution
+from pyro_bnn.program.distributions import base_distribution, require_in_support
 from pyro_bnn.program.failures import raise_plainly
 from pyro_bnn.program.handlers import (
     Evaluate,
@@ -74,6 +74,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor,
         first rows were traced.
 
     Raises:
+        DataError: If y holds class labels that are not 0 .. C-1.
         ModelError: If the model breaks the contract; the message shows the corrected lines.
         ShapeError: If y does not fit the likelihood, or f would broadcast against it.
         SiteError: If a latent site is discrete, per row, or there is none.
@@ -84,7 +85,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor,
             trace, matched, fn = _checked(model, x[:FEW], y[:FEW])
             for rows in (x[:1], x[-FEW:]):
                 _require_same_sites(model, trace, rows)
-            y = match_observation(y, fn.expand(torch.Size([len(x)]))).to(matched.dtype)
+            y = _matched(y, fn.expand(torch.Size([len(x)]))).to(matched.dtype)
             return trace, y, FEW
     trace, y, _ = _checked(model, x, y)
     return trace, y, len(x)
@@ -118,13 +119,21 @@ def _checked(model: Model, x: Tensor, y: Tensor) -> tuple[ModelTrace, Tensor, An
         _check_function(cast(Mapping[str, Any], of_first.nodes)["f"]["value"], 1)
         _check_plate(free, of_first)
         _check_draws(free, of_first)
-        y = match_observation(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
+        y = _matched(y, nodes["y"]["fn"]).to(nodes["y"]["value"].dtype)
         observed = _traced(poutine.replay(model, free), "once y is given", x, y)
         _check_names(model, {*free.nodes, *observed.nodes})
         _check_observed(observed, model, x, y)
         _check_same_output(model, x, free, observed)
     with isolated():
         return trace_model(model, (x,)), y, of_first.nodes["y"]["fn"]
+
+
+def _matched(y: Tensor, fn: Any) -> Tensor:
+    """Observations in the shape of their distribution; labels among its classes."""
+    y = match_observation(y, fn)
+    if isinstance(base_distribution(fn), dist.Categorical):  # whose density looks y up
+        require_in_support(y, fn)
+    return y
 
 
 def _traced(model: Model, when: str, *rows: Tensor) -> poutine.Trace:

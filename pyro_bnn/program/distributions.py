@@ -13,6 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin as Dist
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_bnn.errors import DataError
 from pyro_bnn.likelihoods import Likelihood
 from pyro_bnn.priors.prior import COMPOSITE, tensors_of
 from pyro_bnn.program.random_state import isolated
@@ -125,6 +126,30 @@ def base_distribution(fn: Distribution) -> Distribution:
     while isinstance(fn, torch.distributions.Independent):
         fn = cast("Distribution", fn.base_dist)
     return fn
+
+
+def require_in_support(y: Tensor, fn: Distribution) -> None:
+    """Check that observations, in the shape of their distribution, are possible.
+
+    Raises:
+        DataError: If some lie outside its support, such as a class label that is not 0 .. C-1.
+    """
+    inside = fn.support.check(y)
+    if bool(inside.all()):
+        return
+    base = base_distribution(fn)
+    where = str(fn.support)
+    if isinstance(base, dist.Categorical):
+        num_classes = base.param_shape[-1]
+        where = (
+            f"the {num_classes} classes 0 .. {num_classes - 1}: number the classes from 0, or give "
+            "the network an output, and Categorical a class, for each"
+        )
+    outside = y[~inside].unique()[:5].tolist()
+    raise DataError(
+        f"y holds {', '.join(map(str, outside))}, outside the support of the model's "
+        f"{type(base).__name__} likelihood, {where}"
+    )
 
 
 def bounds_of(support: constraints.Constraint) -> list[Any]:

@@ -27,7 +27,7 @@ from pyro_bnn.program.contract import (
     explained,
     require_size_of_plate,
 )
-from pyro_bnn.program.distributions import base_distribution, with_tensors
+from pyro_bnn.program.distributions import base_distribution, require_in_support, with_tensors
 from pyro_bnn.program.elbo import elbo
 from pyro_bnn.program.features import BodyOfModel, Memo
 from pyro_bnn.program.handlers import (
@@ -189,12 +189,7 @@ class Program(Joint):
         fn = self.run_at(self.initial, (x[:1],)).y["fn"]
         fn = fn.expand(torch.Size([x.shape[0]]))
         y = match_observation(y, fn)
-        if not bool((inside := fn.support.check(y)).all()):
-            outside = y[~inside].unique()[:5].tolist()
-            raise DataError(
-                f"y holds {', '.join(map(str, outside))}, outside the support of the model's "
-                f"{self.likelihood_family.__name__} likelihood, {fn.support}"
-            )
+        require_in_support(y, fn)
         # captured graphs expect this layout
         return Batch(x, y.to(self._y_dtype).contiguous())
 
