@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.data.split import Split
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.diagnostics.trust.corruptions import COMMON, CorruptionScale, corrupt
@@ -71,23 +72,14 @@ class Pixels:
             ShapeError: If the inputs are neither.
             DataError: If a pixel of a training image is negative: no range is known then.
         """
-        x, units = split.train.x, split.train.inputs
-        shape = tuple(x.shape[1:])
-        side = math.isqrt(math.prod(shape))
-        if len(shape) == 1 and side * side == shape[0]:
-            shape = (1, side, side)
-        if len(shape) != 3:
-            raise ShapeError(
-                f"{split.name}: inputs have shape {list(x.shape)}, but images [N, K, H, W], or "
-                "square ones of one channel in rows, are needed for this"
-            )
-        raw = x if units is None else units.inverse(x)
-        if float(raw.min()) < -1e-3 * float(raw.max()):
+        shape, raw = _shape_of(split), _raw(split.train)
+        if _is_below_zero(raw):
             raise DataError(
-                f"{split.name}: the smallest pixel is {float(raw.min()):.3g}: images "
-                "hold numbers from 0 on"
+                f"{split.name}: the smallest pixel is {float(raw.min()):.3g}: images hold numbers "
+                "from 0 on. Where a mean was taken off, pass the images with it, as "
+                "Dataset(x, y, inputs=Standardiser(mean, sd)) of both parts of the split"
             )
-        return cls((shape[0], shape[1], shape[2]), float(raw.max()) or 1.0, units)
+        return cls(shape, float(raw.max()) or 1.0, split.train.inputs)
 
     def images(self, x: Tensor) -> Float[np.ndarray, "N K H W"]:
         """Inputs in the model's units as images in [0, 1]."""
@@ -100,6 +92,30 @@ class Pixels:
         raw = torch.as_tensor(images * self.largest).reshape(-1, *like.shape[1:])
         x = raw if self.units is None else self.units.transform(raw)
         return x.to(like)
+
+
+def _shape_of(split: Split) -> tuple[int, int, int]:
+    """Channels, height and width of the inputs of a split; see :meth:`Pixels.of`."""
+    shape = tuple(split.train.x.shape[1:])
+    side = math.isqrt(math.prod(shape))
+    if len(shape) == 1 and side * side == shape[0]:
+        shape = (1, side, side)
+    if len(shape) != 3:
+        raise ShapeError(
+            f"{split.name}: inputs have shape {list(split.train.x.shape)}, but images "
+            "[N, K, H, W], or square ones of one channel in rows, are needed for this"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _raw(data: Dataset) -> Tensor:
+    """Inputs in the units that the user gave them in."""
+    return data.x if data.inputs is None else data.inputs.inverse(data.x)
+
+
+def _is_below_zero(raw: Tensor) -> bool:
+    """Whether images were normalised by a mean that nothing tells of; rounding is none."""
+    return float(raw.min()) < -1e-3 * float(raw.max())
 
 
 def corrupted(
@@ -149,16 +165,32 @@ def corrupted(
 
 
 def unknown_inputs(split: Split, other: Split) -> Tensor:
-    """The test images of another data set as inputs of this one's network, white being white.
+    """The test images of another data set as inputs of this one's network.
+
+    White is white. Of images of both that are normalised by a mean no white is known: they are
+    taken to be normalised alike, and keep their numbers.
 
     Raises:
         ShapeError: If its images have another shape, or one of both holds no images.
-        DataError: As :meth:`Pixels.of`.
+        DataError: If the images of one are normalised by a mean, and those of the other are not.
     """
-    here, there = Pixels.of(split), Pixels.of(other)
-    if here.shape != there.shape:
+    here, there = _shape_of(split), _shape_of(other)
+    if here != there:
         raise ShapeError(
-            f"images of {other.name} have shape {list(there.shape)}, those of {split.name} "
-            f"{list(here.shape)}: unknown inputs have the shape of the known ones"
+            f"images of {other.name} have shape {list(there)}, those of {split.name} "
+            f"{list(here)}: unknown inputs have the shape of the known ones"
         )
-    return here.inputs(there.images(other.test.x), split.test.x)
+    raws = [_raw(each.train) for each in (split, other)]
+    are_below = [_is_below_zero(raw) for raw in raws]
+    if not any(are_below):
+        images = Pixels.of(other).images(other.test.x)
+        return Pixels.of(split).inputs(images, split.test.x)
+    if not all(are_below):
+        known, unknown = (float(raw.min()) for raw in raws)
+        raise DataError(
+            f"the smallest pixel of {split.name} is {known:.3g}, that of the unknown images, "
+            f"{other.name}, {unknown:.3g}: normalise both alike, by the mean and sd of the first"
+        )
+    raw = _raw(other.test).reshape(-1, *split.test.x.shape[1:])
+    units = split.train.inputs
+    return (raw if units is None else units.transform(raw)).to(split.test.x)

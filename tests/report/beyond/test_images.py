@@ -8,6 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from pyro_bnn.data.dataset import Dataset
+from pyro_bnn.data.split import Split
 from pyro_bnn.data.standardise import Standardiser
 from pyro_bnn.diagnostics import corrupt
 from pyro_bnn.errors import DataError, OptionError, ShapeError
@@ -56,6 +57,27 @@ def test_unknown_inputs_keep_their_brightness() -> None:
     torch.testing.assert_close(found, unknown_inputs(split, other))
     here = Pixels.of(split)
     assert_allclose(here.images(found), Pixels.of(other).images(other.test.x), atol=1e-6)
+
+
+def normalised(split: Split) -> Split:
+    """The same images, of which a mean of 8 and an sd of 4 were taken off by hand."""
+    parts = (split.train, split.test)
+    given = [Dataset((d.inputs.inverse(d.x) - 8) / 4, d.y) for d in parts]  # type: ignore[union-attr]
+    return replace(split, train=given[0], test=given[1])
+
+
+def test_normalised_images_are_unknown_inputs_as_they_are() -> None:
+    split, other = normalised(images()), normalised(images(30, seed=1))
+    torch.testing.assert_close(unknown_inputs(split, other), other.test.x)
+    # a split that standardises its columns as well: back to the numbers by hand, then its units
+    units = Standardiser(torch.full((1, 16), 0.5), torch.full((1, 16), 2.0))
+    again = [Dataset(units.transform(d.x), d.y, units) for d in (split.train, split.test)]
+    found = unknown_inputs(replace(split, train=again[0], test=again[1]), other)
+    torch.testing.assert_close(found, (other.test.x - 0.5) / 2)
+    with pytest.raises(DataError, match=r"is -2, that of .* 0: normalise both alike"):
+        unknown_inputs(split, images(30, seed=1))
+    with pytest.raises(DataError, match=r"smallest pixel is -2: .* inputs=Standardiser\(mean, sd"):
+        corrupted(split, (1,))
 
 
 def test_what_is_no_image_is_refused() -> None:
