@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_bnn.errors import DataError, OptionError, ShapeError
+from pyro_bnn.errors import BNNError, DataError, ModelError, OptionError, ShapeError
 
 AT_ONCE = 512  # rows
 MOST = 4_096  # features, whose covariance is [D, D]
@@ -57,6 +57,7 @@ class FeatureNet:
         """Features ``[N, D]`` and logits ``[N, C]`` of rows, with a gradient where that is on.
 
         Raises:
+            ModelError: If the network fails on the rows; names their shape.
             ShapeError: If the layer has no row of numbers for each row of x, or too many.
         """
         found: list[Tensor] = []
@@ -71,7 +72,7 @@ class FeatureNet:
             else module.register_forward_hook(keep)
         )
         try:
-            logits = self.net(x)
+            logits = self._called(x)
         finally:
             hook.remove()
         if not found or not isinstance(found[-1], Tensor) or len(found[-1]) != len(x):
@@ -86,6 +87,23 @@ class FeatureNet:
                 f"covariance of at most {MOST:,} is estimated: name a layer behind the pooling"
             )
         return features, logits
+
+    def _called(self, x: Tensor) -> Tensor:
+        """Logits of rows, fractions in the dtype of the weights."""
+        like = next((p for p in self.net.parameters() if p.is_floating_point()), None)
+        if like is not None and x.is_floating_point():
+            x = x.to(like.dtype)
+        try:
+            logits: Tensor = self.net(x)
+        except (BNNError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the network fails on x {list(x.shape)} of {x.dtype}: {error}. Pass rows as the "
+                "network takes them, a batch first; of images most take [N, channels, height, "
+                "width], which x.permute(0, 3, 1, 2) makes of channels at the end"
+            ) from error
+        return logits
 
     def of_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The same of many rows, a part at a time, in evaluation mode and without a gradient."""

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.diagnostics.one_pass.feature_density import AUTO, FeatureDensity, Shrinkage
 from pyro_bnn.diagnostics.one_pass.features import FeatureNet
@@ -70,7 +71,7 @@ class OnePass(ABC):
         return type(self).__name__
 
     @abstractmethod
-    def fit(self, data: Dataset | tuple[Tensor, Tensor]) -> Self:
+    def fit(self, data: Dataset | tuple[ArrayLike, ArrayLike]) -> Self:
         """Take what is needed from training rows; returns itself."""
 
     @abstractmethod
@@ -136,7 +137,7 @@ class DDU(OnePass):
         self.shrinkage = shrinkage
         self.density: FeatureDensity | None = None
 
-    def fit(self, data: Dataset | tuple[Tensor, Tensor]) -> Self:
+    def fit(self, data: Dataset | tuple[ArrayLike, ArrayLike]) -> Self:
         """Fit the Gaussians to the features of training rows.
 
         Args:
@@ -186,13 +187,15 @@ class Mahalanobis(DDU):
         return np.asarray(self.density.squared_distances(features).min(-1))
 
 
-def rows_of(data: Dataset | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Inputs and classes ``[N]`` of training rows.
+def rows_of(data: Dataset | tuple[ArrayLike, ArrayLike]) -> tuple[Tensor, Tensor]:
+    """Inputs and classes ``[N]`` of training rows; text is coded as by `Dataset`.
 
     Raises:
         DataError: If they are no classes of whole numbers from 0, one a row.
     """
-    x, y = (data.x, data.y) if isinstance(data, Dataset) else data
+    if not isinstance(data, Dataset):
+        data = Dataset(*data)
+    x, y = data.x, data.y
     if y.ndim != 1 or len(y) != len(x) or bool((y != y.long()).any()) or bool((y < 0).any()):
         raise DataError(
             "y holds classes as whole numbers from 0, one for each row of x; it has shape "

@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyro_bnn.checks import check_positive, check_positive_int
+from pyro_bnn.data.arrays import ArrayLike
 from pyro_bnn.data.dataset import Dataset
 from pyro_bnn.diagnostics.one_pass.features import FeatureNet
 from pyro_bnn.diagnostics.one_pass.random_features import (
@@ -114,7 +115,7 @@ class SNGP(OnePass):
         self.random_features: RandomFeatures | None = None
         self._layer = layer
 
-    def fit(self, data: Dataset | tuple[Tensor, Tensor]) -> Self:
+    def fit(self, data: Dataset | tuple[ArrayLike, ArrayLike]) -> Self:
         """Train a copy of the network and the last layer, then take the covariance in one pass.
 
         Args:

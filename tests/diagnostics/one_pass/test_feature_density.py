@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import pyro_bnn as bnn
 from pyro_bnn.diagnostics import DDU, FeatureDensity, Mahalanobis
 from pyro_bnn.diagnostics.one_pass.features import FeatureNet
-from pyro_bnn.errors import DataError, OptionError, ShapeError
+from pyro_bnn.errors import DataError, ModelError, OptionError, ShapeError
 from tests.report.beyond.known import constant, images
 
 RNG = np.random.default_rng(0)
@@ -148,6 +148,24 @@ def test_scores_are_of_the_features() -> None:
         DDU(net).predict(x)
     with pytest.raises(DataError, match="classes as whole numbers from 0"):
         DDU(net).fit((x, torch.randn(60)))
+
+
+def test_rows_are_taken_as_a_data_set_takes_them() -> None:
+    net, x, y = Net(), torch.randn(60, 16), torch.arange(60) % 2
+    expected = DDU(net).fit((x, y)).predict(x).novelty["feature density"]
+    names = np.array(["ill", "well"])[y.numpy()]
+    for rows, classes in ((x, names), (x.double(), y), (x.numpy(), y.tolist())):
+        ddu = DDU(net).fit((rows, classes))
+        assert_allclose(ddu.predict(x.double()).novelty["feature density"], expected)
+
+
+def test_images_of_another_layout_are_refused_with_their_shape() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    rows = torch.randn(6, 8, 8, 3), torch.arange(6) % 2
+    with pytest.raises(
+        ModelError, match=r"fails on x \[6, 8, 8, 3\] of torch.float32: Given .*permute"
+    ):
+        DDU(net).fit(rows)
 
 
 def test_trust_has_a_row_for_each_score_that_a_method_has() -> None:
