@@ -15,9 +15,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.nn import PyroModule
-from torch import Tensor
+from torch import Tensor, nn
 
-from pyro_bnn import SVI, Prediction, Program, bayesian, guides, likelihoods, memory, models
+from pyro_bnn import SVI, Prediction, Program, bayesian, guides, likelihoods, memory, models, priors
 from pyro_bnn.data import Dataset, Standardiser
 from pyro_bnn.errors import BNNWarning, DataError, OptionError, ShapeError
 from pyro_bnn.posterior import DrawsPosterior, GuidePosterior, Posterior, Provenance
@@ -721,6 +721,20 @@ def test_inputs_that_are_not_finite_are_refused(
         posterior.predict(x, 5)
     with pytest.raises(DataError, match=message):
         posterior.function_draws(x, 5)
+
+
+@pytest.mark.parametrize("prior", [priors.Normal(1.0), {"3.*": priors.Normal(1.0)}])
+def test_an_image_without_a_batch_is_refused_with_what_to_pass(prior: Any) -> None:
+    net = nn.Sequential(
+        nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)
+    ).eval()
+    model = models.bayesian(net, prior, likelihoods.Categorical(3))
+    x, y = torch.randn(9, 2, 4, 4), torch.arange(9) % 3
+    svi = SVI(guides.AutoNormal, num_steps=2, compile=False)
+    posterior = svi.run(model, (x, y), init="prior", progress=False)
+    with pytest.raises(ShapeError, match=r"fitted to rows of shape \(2, 4, 4\): .*x\.unsqueeze\(0"):
+        posterior.predict(x[0])
+    assert posterior.predict(x[:1]).probs.shape == (1, 3)
 
 
 def test_other_columns_than_those_of_the_fit_are_named() -> None:

@@ -561,13 +561,16 @@ def explained(model: Model, x: Tensor, *known: Tensor) -> Iterator[None]:
         yield
     except (BNNError, torch.OutOfMemoryError):
         raise
-    except (IndexError, RuntimeError) as error:
+    except (IndexError, RuntimeError, ValueError) as error:  # of layers of normalisation the last
         with isolated(), unseen(model):
             _check_embeddings(model, x)
         columns, fitted = tuple(x.shape[1:]), [tuple(rows.shape[1:]) for rows in known]
         if columns in fitted:
             raise
+        way_out = "pass the same columns, in the same order"
+        if fitted[-1][1:] and columns == fitted[-1][1:]:
+            way_out = "if x is a single row, pass x.unsqueeze(0), a batch of one"
         raise ShapeError(
             f"the model fails on x with rows of shape {columns}; it was fitted to rows of "
-            f"shape {fitted[-1]}: pass the same columns, in the same order ({error})"
+            f"shape {fitted[-1]}: {way_out} ({error})"
         ) from error
