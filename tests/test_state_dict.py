@@ -28,16 +28,20 @@ def normalised() -> nn.Sequential:
 
 
 class Tied(nn.Module):
-    """One weight under two names."""
+    """One weight and one buffer under two names."""
+
+    scale: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.head = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
         self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("same_scale", self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``[N, 3]`` to ``[N, 1]``."""
-        f: Tensor = self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        f: Tensor = self.head(torch.tanh(self.second(torch.tanh(self.scale * self.first(x)))))
         return f
 
 
@@ -50,6 +54,9 @@ MODELS: dict[str, Any] = {
         ),
     ),
     "a tied weight": (Tied, bnn.bayesian),
+    "a tied weight that is a point estimate": (
+        Tied, lambda net: bnn.bayesian(net, {"head.*": priors.Normal()})
+    ),
     "members with parameters of their own": (
         normalised, lambda net: bnn.bayesian(net, {"3.*": priors.Normal()})
     ),

@@ -64,5 +64,7 @@ def _of_network(program: Program, found: Mapping[str, Tensor]) -> dict[str, Tens
     if not isinstance(net, nn.Module):
         return {name: value.clone() for name, value in found.items()}
     held = {**program.snapshot.buffers, **found}
-    state = {name: held[NET + name].clone() for name in net.state_dict()}
+    own = net.state_dict(keep_vars=True)  # a tied tensor stands here by each of its names
+    values = {id(own[name]): held[NET + name] for name in own if NET + name in held}
+    state = {name: values[id(tensor)].clone() for name, tensor in own.items()}
     return state | {place: found[name].clone() for name, own in places.items() for place in own}
