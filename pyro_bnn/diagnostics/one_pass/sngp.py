@@ -113,10 +113,12 @@ class SNGP(OnePass):
         self.train_body, self.seed = train_body, seed
         self.losses: list[float] = []
         self.random_features: RandomFeatures | None = None
-        self._layer = layer
+        self._net, self._layer = net, layer
 
     def fit(self, data: Dataset | tuple[ArrayLike, ArrayLike]) -> Self:
         """Train a copy of the network and the last layer, then take the covariance in one pass.
+
+        Each fit starts from the network that was given.
 
         Args:
             data: Rows in the units of the network, a ``Dataset`` or a pair (x, y).
@@ -126,7 +128,7 @@ class SNGP(OnePass):
             DivergenceError: If the loss becomes NaN or infinite.
         """
         x, y = rows_of(data)
-        net = copy.deepcopy(self.features.net)
+        net = copy.deepcopy(self._net)
         self.features = FeatureNet(net, self._layer)
         if self.norm_bound is not None and self.train_body:
             layers = self.bounded

@@ -107,6 +107,12 @@ def test_norms_hold_after_training_and_the_given_net_is_left_alone() -> None:
     assert np.mean(sngp.losses[-10:]) < 0.7 * sngp.losses[0]
 
 
+def test_a_second_fit_starts_from_the_given_net_and_is_the_first_again() -> None:
+    sngp = SNGP(residual(), num_features=50, num_steps=40, learning_rate=0.03)
+    first = sngp.fit((X, Y)).predict(X).probs
+    assert_close(sngp.fit((X, Y)).predict(X).probs, first, rtol=0, atol=0)
+
+
 def test_logits_are_those_of_the_mean_field_formula() -> None:
     sngp = SNGP(residual(), num_features=30, num_steps=40, norm_bound=None).fit((X, Y))
     assert sngp.random_features is not None
