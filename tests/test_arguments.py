@@ -87,6 +87,7 @@ def test_containers_and_numbers_come_back(tmp_path: Path) -> None:
         (np.array([1, "a", X], dtype=object), "it is an array of object, which the file cannot"),
         (X.astype(complex), "it is an array of complex128"),
         (FRAME.set_index(["town", "kind"]), "it has an index of several levels.*reset_index"),
+        (FRAME[["x", "x", "count"]], r"it has several columns of the name 'x', which.*set_axis"),
         (pd.DataFrame({1.5: X}), "labels that are neither strings nor whole numbers"),
         (pd.Series([1, None], dtype="Int64", name="n"), r"it\['n'\] is Int64 with missing values"),
     ],
@@ -129,6 +130,14 @@ def test_posteriors_of_arrays_are_saved_and_pickled(tmp_path: Path) -> None:
     tree: Any = read.to_arviz(9)
     assert set(tree["constant_data"].data_vars) == {"noise"}  # no frame, no words
     np.testing.assert_array_equal(tree["constant_data/noise"], np.full(6, 0.5))
+
+
+def test_a_frame_of_two_columns_of_one_name_is_refused_by_save(tmp_path: Path) -> None:
+    call = Call(FRAME.assign(again=1.0).rename(columns={"again": "count"}), noise=0.5)
+    posterior = bnn.Laplace(curvature="hessian").run(on_arrays, call, progress=False)
+    with pytest.raises(OutputError, match="argument 1 has several columns of the name 'count'"):
+        posterior.save(tmp_path / "fit.st")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_argument_that_no_file_holds_is_named(tmp_path: Path) -> None:

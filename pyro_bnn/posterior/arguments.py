@@ -43,6 +43,13 @@ def packed(value: Any, name: str) -> Any:
     import pandas as pd
 
     if isinstance(value, pd.DataFrame):
+        if not value.columns.is_unique:
+            twice = value.columns[value.columns.duplicated()].unique().tolist()
+            raise OutputError(
+                f"{name} has several columns of the name {', '.join(map(repr, twice))}, which the "
+                "file cannot hold: give each column a name of its own, as in "
+                "frame.set_axis(names, axis=1)"
+            )
         columns = [(label, _packed_column(value[label], name)) for label in value.columns]
         return {FRAME: {"columns": columns, "index": _packed_column(value.index, name)}}
     if isinstance(value, pd.Series):
