@@ -34,6 +34,8 @@ FRAME = pd.DataFrame(
     },
     index=pd.Index(list("pqrstu"), name="row"),
 )
+ZONED = pd.date_range("2020-01-01", periods=6, tz="Europe/Paris")
+MONTHS = pd.period_range("2020-01", periods=6, freq="M")
 ARRAYS: dict[str, Any] = {
     "numbers": X,
     "single": X.astype(np.float32).reshape(2, 3),
@@ -72,6 +74,14 @@ def test_frames_come_back(tmp_path: Path) -> None:
     pd.testing.assert_index_equal(index, FRAME.index)
 
 
+def test_what_a_refusal_of_zones_and_periods_advises_is_held(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"day": ZONED, "month": MONTHS})
+    plain = pd.DataFrame(
+        {"day": frame["day"].dt.tz_localize(None), "month": frame["month"].dt.to_timestamp()}
+    )
+    pd.testing.assert_frame_equal(through_a_file(plain, tmp_path / "it"), plain, check_freq=False)
+
+
 def test_containers_and_numbers_come_back(tmp_path: Path) -> None:
     value = {"x": [X, (np.int64(3), np.float32(0.5))], "y": torch.zeros(2), "n": None, 4: "four"}
     found = through_a_file(value, tmp_path / "it")
@@ -88,6 +98,17 @@ def test_containers_and_numbers_come_back(tmp_path: Path) -> None:
         (X.astype(complex), "it is an array of complex128"),
         (FRAME.set_index(["town", "kind"]), "it has an index of several levels.*reset_index"),
         (FRAME[["x", "x", "count"]], r"it has several columns of the name 'x', which.*set_axis"),
+        (
+            FRAME.assign(day=ZONED),
+            r"it\['day'\] is datetime64\[.s, Europe/Paris\], .* by .dt.tz_localize\(None\)",
+        ),
+        (pd.Series(ZONED).shift(), r"it is datetime64.* plain times, by .dt.tz_localize\(None\)"),
+        (pd.Series(MONTHS), r"it is period\[M\], .* plain times, by .dt.to_timestamp\(\)"),
+        (FRAME.set_index(ZONED), r"it is datetime64.* plain times, by .tz_localize\(None\)"),
+        (
+            pd.Series(pd.Categorical(MONTHS)),
+            r"it is period\[M\], .* plain times, by .to_timestamp\(\)",
+        ),
         (pd.DataFrame({1.5: X}), "labels that are neither strings nor whole numbers"),
         (pd.Series([1, None], dtype="Int64", name="n"), r"it\['n'\] is Int64 with missing values"),
     ],

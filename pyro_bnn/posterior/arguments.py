@@ -150,6 +150,12 @@ def _packed_column(column: pd.Series | pd.Index, name: str) -> dict[str, Any]:
             "ordered": bool(dtype.ordered),
             "values": _packed_array(np.asarray(codes), where),
         }
+    if isinstance(dtype, pd.DatetimeTZDtype | pd.PeriodDtype):
+        plain = "to_timestamp()" if isinstance(dtype, pd.PeriodDtype) else "tz_localize(None)"
+        raise OutputError(
+            f"{where} is {dtype}, which the file cannot hold: pass plain times, by "
+            f"{'' if isinstance(column, pd.Index) else '.dt'}.{plain}"
+        )
     if column.isna().any() and not isinstance(dtype, np.dtype) and dtype != "str":
         raise OutputError(
             f"{where} is {dtype} with missing values, which the file cannot hold: pass them as "
