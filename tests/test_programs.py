@@ -313,6 +313,64 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shift", "name"),
+    [
+        (torch.float64, 3e-5, "median"),
+        (torch.float32, 3e-3, "high"),
+        (torch.float32, math.nan, "low"),
+    ],
+)
+def test_a_program_of_other_quantiles_is_not_written(
+    dtype: torch.dtype, shift: float, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(levels: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        sd = (loc.var(0, correction=0) + scale.square().mean(0)).sqrt()
+        wrong = torch.tensor([shift * (name == of) for of in LEVELS]).nan_to_num(math.nan)
+        return normal_mixture_quantiles(levels, loc, scale) + wrong.to(loc)[:, None, None] * sd
+
+    posterior, x = fitted(mlp().to(dtype), table().train), rows_of_user(3)
+    monkeypatch.setattr("pyro_bnn.predictive.exported.normal_mixture_quantiles", shifted)
+    with pytest.raises(ModelError, match=f"another {name}, off by.*posterior.save"):
+        posterior.export(tmp_path / "net.pt2", x, 20)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_other_quantiles_of_draws_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior = OF_KINDS["ensemble, t"](table().train)
+    monkeypatch.setattr(
+        "pyro_bnn.predictive.exported.places_of_parts", lambda p, count: p * (count - 1)
+    )
+    with pytest.raises(ModelError, match="another low, off by"):
+        posterior.export(tmp_path / "net.pt2", rows_of_user(3), 20)
+
+
+def test_quantiles_that_are_not_unique_or_far_out_are_no_fault(tmp_path: Path) -> None:
+    """The median of two far modes is any number between them."""
+    model, x = mlp(likelihood=likelihoods.Normal(0.01)), rows_of_user(3)
+    apart = bnn.Ensemble(num_members=2, num_steps=1).run(model, table().train, progress=False)
+    of: Any = apart.predict(x, 2, raw=True)
+    assert (of.means.diff(dim=0).abs() > 20 * of.variances.sqrt()).all()
+    apart.export(tmp_path / "apart.pt2", x, 2)
+    fitted(mlp(), table().train).export(tmp_path / "far.pt2", x, 30, level=0.99999)
+
+
+def test_rounding_of_large_numbers_is_no_fault(tmp_path: Path) -> None:
+    net, x = nn.Linear(3, 1), torch.randn(60, 3)
+    with torch.no_grad():
+        net.bias.fill_(1_000.0)
+    posterior = fitted(
+        bnn.bayesian(net, {"weight": bnn.priors.Normal()}, likelihoods.Normal(1.0)),
+        (x, 1_000 + x[:, 0]),
+    )
+    posterior.export(tmp_path / "net.pt2", x, 30)
+    found, of = loaded(tmp_path / "net.pt2")(x), posterior.predict(x, 30)
+    assert abs(of.mean - 1_000).max() < 10
+    assert (np.abs(found["low"] - predicted(of, "low")) / of.sd.numpy()).max() > 1e-5  # one bit
+
+
 class Branching(PyroModule):
     """A model that reads a number of its rows."""
 

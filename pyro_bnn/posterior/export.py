@@ -83,7 +83,8 @@ def export(
             stacklevel=4,
         )
     some = example[:COMPARED] if not hasattr(example, "iloc") else example.iloc[:COMPARED]
-    compare(program, rows[:COMPARED], posterior.predict(some, count, seed, raw))
+    expected = posterior.predict(some, count, seed, raw)
+    compare(program, rows[:COMPARED], expected, level, summary.program.dtype)
     write(program, rows, path)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ SUFFIXES = (".pt2", ".onnx")
 QUANTILES = ("low", "median", "high")
 PLACES = ("mean", *QUANTILES)  # the other numbers are distances between such
 TOLERANCE = 1e-3  # by which the program may differ from a prediction, in sds or shares
+IN_DOUBLE = 1e-5  # the same of quantiles of models in double precision
+SLACK = 1e-6  # probability by which quantiles may differ: between two far modes any is right
 INPUT, ROWS = "x", "rows"
 
 
@@ -120,7 +123,7 @@ class Summary:
         """Three quantiles ``[3, N, O]``; None where y is discrete or has no inverse."""
         if given.is_discrete:
             return None
-        levels = torch.tensor([(1 - level) / 2, 0.5, (1 + level) / 2], dtype=torch.float64)
+        levels = _levels(level)
         if given.is_normal:
             return normal_mixture_quantiles(levels, means, variances.sqrt())
         if (order := self._order) is not None:
@@ -211,26 +214,64 @@ def served(summary: Summary, rows: Tensor, inputs: Standardiser | None, target: 
 
 
 def compare(
-    program: Callable[[Tensor], Mapping[str, Tensor]], rows: Tensor, of: Prediction
+    program: Callable[[Tensor], Mapping[str, Tensor]],
+    rows: Tensor,
+    of: Prediction,
+    level: float | None,
+    dtype: torch.dtype,
 ) -> None:
     """Check a program against a prediction by the same draws.
+
+    Args:
+        program: Rows to outputs by name.
+        rows: Some rows.
+        of: The prediction at these rows.
+        level: Probability of the interval from low to high.
+        dtype: Precision of the model.
 
     Raises:
         ModelError: If they differ.
     """
     with torch.no_grad():
         found = program(rows)
+    sd = of.sd if "sd" in found else None
     for name in ("probs", "mean", "sd"):
         if name in found:
-            expected = getattr(of, name)
-            unit = 1.0 if name == "probs" else of.sd.clamp(min=1e-30)
-            error = ((found[name] - expected) / unit).abs().nan_to_num(0)
-            if not bool((error < TOLERANCE).all()):
-                raise ModelError(
-                    f"the exported program would give another {name}, off by "
-                    f"{float(error.max()):.2g}: the model does not do the same for other rows. "
-                    "Save it by posterior.save(path) and serve posterior.predict"
-                )
+            error = found[name] - getattr(of, name)
+            error = error if sd is None else error / sd.clamp(min=1e-30)
+            _require_small(name, error.abs().nan_to_num(0), TOLERANCE)
+    if level is not None and QUANTILES[0] in found:
+        tolerance = IN_DOUBLE if dtype is torch.float64 else TOLERANCE
+        unit = _half_width(of)
+        if sd is not None:
+            unit = torch.where(sd.isfinite(), sd, unit)
+        for name, p in zip(QUANTILES, _levels(level).tolist(), strict=True):
+            slack = min(SLACK, p / 2, (1 - p) / 2)
+            least, most = of.quantile([p - slack, p + slack])
+            outside = torch.maximum(least - found[name], found[name] - most).clamp(min=0)
+            # two infinite ones are equal; a number that is none is far from one that is
+            outside = outside.nan_to_num(0).where(~found[name].isnan() | least.isnan(), math.inf)
+            _require_small(name, outside / unit.clamp(min=1e-30), tolerance)
+
+
+def _half_width(of: Prediction) -> Tensor:
+    """Half the width of the central 68%, which is the sd of a Gaussian and exists of all."""
+    low, high = of.quantile([0.16, 0.84]).unbind()
+    return (high - low) / 2
+
+
+def _require_small(name: str, error: Tensor, tolerance: float) -> None:
+    if not bool((error < tolerance).all()):
+        raise ModelError(
+            f"the exported program would give another {name}, off by {float(error.max()):.2g}: the "
+            "model does not do the same for other rows. Save it by posterior.save(path) and serve "
+            "posterior.predict"
+        )
+
+
+def _levels(level: float) -> Tensor:
+    """Probabilities of the three quantiles."""
+    return torch.tensor([(1 - level) / 2, 0.5, (1 + level) / 2], dtype=torch.float64)
 
 
 def write(program: Served, rows: Tensor, path: Path) -> None:
