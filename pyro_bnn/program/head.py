@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,8 @@ class Head(NamedTuple):
         """The head of a program; None where f is not the output of its last layer alone.
 
         It is looked for among the layers whose weight is a site, by runs of the model on two rows:
-        f has to be the features times the weights, whatever these are.
+        f has to be the tensor that the layer returns, the features times the weights, whatever
+        these are. So no row has anything done to it behind the layer.
         """
         named = {site.name: site for site in program.sites}
         weights = [s for s in program.sites if s.name.rpartition(".")[2] == "weight" and s.is_real]
@@ -80,38 +82,47 @@ class Head(NamedTuple):
         """
 
         def body(x: Tensor) -> Tensor:
-            found, _ = self._seen(program, z, x, params)
+            found, _ = self.seen(program, z, (x,), params)
             if found is None:
                 raise RuntimeError(f"{self.name} is not called once on a row")
             return found
 
         return features(body, x)
 
-    def _seen(
-        self, program: Program, z: Tensor, x: Tensor, params: Params | None
+    def seen(
+        self, program: Program, z: Tensor, rows: Sequence[Tensor], params: Params | None
     ) -> tuple[Tensor | None, Evaluate]:
-        """What the layer takes in a run of the model, None if not once; and the run."""
-        taken: list[tuple[object, ...]] = []
-        handle = self.module.register_forward_pre_hook(lambda _, args: taken.append(args))
+        """Features of rows, x or x and y, in a run of the model at z ``[P]``; and the run.
+
+        They are None where the layer is not called once, or f is not the tensor that it returns.
+        """
+        calls: list[tuple[tuple[object, ...], object, int]] = []
+
+        def keep(_: nn.Module, args: tuple[object, ...], out: Any) -> None:
+            calls.append((args, out, out._version if isinstance(out, Tensor) else 0))
+
+        # before the hooks of a user, which may change what the layer returns
+        handle = self.module.register_forward_hook(keep, prepend=True)
         try:
-            with torch.no_grad():
-                run = program.run(program.constrain(z), (x,), params)
+            with torch.inference_mode(mode=False), torch.no_grad():
+                run = program.run(program.constrain(z), tuple(rows), params)
         finally:
             handle.remove()
-        own = taken[0][0] if len(taken) == 1 and len(taken[0]) == 1 else None
-        columns = self.entries.shape[1] - self.has_bias
-        if not isinstance(own, Tensor) or own.shape != (len(x), columns):
+        args, out, version = calls[0] if len(calls) == 1 else ((), None, 0)
+        own = args[0] if len(args) == 1 else None
+        shape = len(rows[0]), self.entries.shape[1] - self.has_bias
+        if not isinstance(own, Tensor) or own.shape != shape or not is_view_of(run.f, out, version):
             return None, run
         phi = own.detach()
         return (torch.cat([phi, phi.new_ones(len(phi), 1)], -1) if self.has_bias else phi), run
 
     def _explains(self, program: Program) -> bool:
         """Whether f is the features times the weights, and these leave the features alone."""
-        x, before = program.example.x, None
+        rows, before = program.example[:1], None
         moved = program.initial.clone()
         moved[self.entries] += torch.linspace(0.5, 1.5, self.entries.shape[1]).to(moved)
         for z in (program.initial, moved):
-            phi, run = self._seen(program, z, x, None)
+            phi, run = self.seen(program, z, rows, None)
             if phi is None or phi.dtype != program.dtype:
                 return False
             f = phi @ self.weights(z).mT
@@ -122,6 +133,16 @@ class Head(NamedTuple):
                 return False
             before = phi
         return True
+
+
+def is_view_of(f: Tensor, out: object, version: int) -> bool:
+    """Whether f has the numbers of another tensor, none of which was written since a version."""
+    return (
+        isinstance(out, Tensor)
+        and f.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+        and (f.storage_offset(), f.numel()) == (out.storage_offset(), out.numel())
+        and out._version == version
+    )
 
 
 def _module(program: Program, name: str) -> nn.Module | None:

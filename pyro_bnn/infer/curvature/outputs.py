@@ -28,6 +28,7 @@ from pyro_bnn.likelihoods.counts import PoissonOfLogRate
 from pyro_bnn.program.distributions import base_distribution
 from pyro_bnn.program.handlers import log_prob
 from pyro_bnn.program.program import Program
+from pyro_bnn.program.terms import Params
 
 ROUNDING = 1e-4  # of log densities, by which a model's own may differ from these
 
@@ -137,19 +138,20 @@ class Classes(Outputs):
         return out
 
 
-def outputs_of(program: Program, z: Tensor) -> Outputs | None:
+def outputs_of(program: Program, z: Tensor, params: Params | None = None) -> Outputs | None:
     """The likelihood of a program at z ``[P]``; None where it is another function of f.
 
-    The log densities of two rows, at two values of f, have to be those of the family.
+    The log densities of two rows, at two values of f, have to be those of the family. What other
+    rows have of their own, such as the sd of their noise, is not seen here.
     """
     values, rows = program.constrain(z), program.example
     with torch.no_grad():
-        own = program.run(values, rows)
+        own = program.run(values, rows, params)
         found = None if own.y["mask"] is not None else _family(own.y["fn"], own.f)
         if found is None:
             return None
         for f in (own.f, 0.5 * own.f - 0.3):
-            run = program.run(values, rows, output=f)
+            run = program.run(values, rows, params, output=f)
             expected, actual = -log_prob(run.y), found.nll(f, rows.y)[0]
             fits = expected.shape == actual.shape and torch.allclose(
                 expected, actual, rtol=ROUNDING, atol=ROUNDING

@@ -33,15 +33,18 @@ from pyro_bnn.infer.curvature.outputs import Outputs, outputs_of
 from pyro_bnn.infer.laplace.bar import Bar
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure, require_size
 from pyro_bnn.infer.laplace.mode import MinusLogJoint
+from pyro_bnn.program.features import features as in_chunks
+from pyro_bnn.program.handlers import log_prob
 from pyro_bnn.program.head import Head
 from pyro_bnn.program.program import Program
-from pyro_bnn.program.terms import Batch
+from pyro_bnn.program.terms import Batch, Params
 
 NUMBERS = 1 << 22  # of f that are computed at once
 SMALL = 1_000  # entries, up to which the matrix of all gives its largest eigenvectors
 EIGENVALUES = 1e-10  # relative errors of the largest ones
 OTHERS = '"kron", "low_rank" or "diagonal"'
 FEW = 1_000  # entries of z, up to which all correlations lead to the mode
+FAR = 10.0  # outputs of two rows, where the head's weights are others
 TOLERANCE = 1e-5  # of a log prior, by which a model's own may differ from its Gaussians'
 
 
@@ -354,16 +357,73 @@ class HeadAtMode:
         return self._on_the_way
 
     def at_mode(self, z: Tensor) -> CurvatureOf:
-        """By the features there."""
+        """By the features there, or as of all networks where some row has a density of its own."""
         objective = self._on_the_way.objective
+        if not explains_rows(objective.program, self._head, objective.rows, z):
+            return self._on_the_way.like(self._structure, self._entries)
         features = Features.of(objective.program, self._head, objective.rows, z)
         return HeadCurvature(objective, self._structure, self._rank, features, self._entries)
 
 
 def head_of(program: Program) -> Head | None:
-    """The head of a program whose curvature has a closed form; None without one."""
+    """The head of a program whose curvature has a closed form on two rows; None without one.
+
+    Whether it has on all rows :func:`explains_rows` tells, which runs the model on them.
+    """
     head = Head.of(program)
     return None if head is None or outputs_of(program, program.initial) is None else head
+
+
+def explains_rows(program: Program, head: Head, rows: Batch, z: Tensor) -> bool:
+    """Whether the log density of each row is that of the family at the features times the weights.
+
+    It is looked at twice: at z ``[P]``, and where the head's weights are others, with outputs of
+    about 10, and all other values have moved a little. So an sd, an offset or an exposure of some
+    rows is seen, and bounds on f are.
+
+    Args:
+        program: The model as tensor functions.
+        head: Its head.
+        rows: All rows.
+        z: Values of the sites.
+    """
+    at = z.to(program.initial)
+    params = {name: value.detach() for name, value in program.params.items()}
+    if not _explains_rows_at(program, head, rows, at, params):
+        return False
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator).to(like)
+
+    for name, value in program.params.items():
+        if value.requires_grad:
+            params[name] = 1.1 * params[name] + 0.05 * noise(value)
+    moved = 1.1 * at + 0.05 * noise(at)
+    W = noise(moved[head.entries])
+    phi, _ = head.seen(program, moved, program.example[:1], params)
+    if phi is None:
+        return False
+    moved[head.entries] = W * (FAR / (phi @ W.mT).abs().max().clamp_min(1e-3))
+    return _explains_rows_at(program, head, rows, moved, params)
+
+
+def _explains_rows_at(program: Program, head: Head, rows: Batch, z: Tensor, params: Params) -> bool:
+    """Whether it is at values of all sites, and of the point-estimated parameters."""
+    outputs = outputs_of(program, z, params)
+    if outputs is None:
+        return False
+    W, tolerance = head.weights(z), math.sqrt(torch.finfo(program.dtype).eps)
+
+    def fit(numbers: Tensor) -> Tensor:
+        some = rows.take(numbers)
+        phi, run = head.seen(program, z, some, params)
+        if phi is None:
+            return torch.zeros_like(numbers, dtype=torch.bool)
+        nll, own = outputs.nll(phi @ W.mT, some.y)[0], -log_prob(run.y)
+        return torch.isclose(nll, own, rtol=tolerance, atol=tolerance)
+
+    return bool(in_chunks(fit, torch.arange(len(rows.x))).all())
 
 
 def is_convex(program: Program, head: Head, prior: GaussianPrior) -> bool:

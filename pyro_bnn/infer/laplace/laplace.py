@@ -24,7 +24,14 @@ from pyro_bnn.infer.inputs import new_guide
 from pyro_bnn.infer.laplace import evidence
 from pyro_bnn.infer.laplace.bar import Bar
 from pyro_bnn.infer.laplace.curvature import CurvatureOf, Structure
-from pyro_bnn.infer.laplace.head import FEW, HeadAlone, HeadAtMode, head_of, is_convex
+from pyro_bnn.infer.laplace.head import (
+    FEW,
+    HeadAlone,
+    HeadAtMode,
+    explains_rows,
+    head_of,
+    is_convex,
+)
 from pyro_bnn.infer.laplace.hessian import HessianOf
 from pyro_bnn.infer.laplace.mode import (
     ALONG_KINKS,
@@ -229,7 +236,8 @@ class Laplace(Engine[GuidePosterior]):
         guide = started(AutoDelta, problem)
         structure, head = self._structure_on_the_way(program), head_of(program)
         if head is not None and (head.has_bias or self.structure != "kron"):
-            if is_convex(program, head, prior) and not isinstance(self.subset, int):
+            is_alone = is_convex(program, head, prior) and not isinstance(self.subset, int)
+            if is_alone and explains_rows(program, head, problem.rows, guide.centre().detach()):
                 of_head = HeadAlone(program, problem.rows, prior, head, self.structure, self.rank)
                 is_trained = any(value.requires_grad for value in program.params.values())
                 return self._start_at(guide, problem, of_head, steps=NUM_STEPS if is_trained else 0)
