@@ -413,15 +413,17 @@ def _explains_rows_at(program: Program, head: Head, rows: Batch, z: Tensor, para
     outputs = outputs_of(program, z, params)
     if outputs is None:
         return False
-    W, tolerance = head.weights(z), math.sqrt(torch.finfo(program.dtype).eps)
+    W, eps = head.weights(z), torch.finfo(program.dtype).eps
 
     def fit(numbers: Tensor) -> Tensor:
         some = rows.take(numbers)
         phi, run = head.seen(program, z, some, params)
         if phi is None:
             return torch.zeros_like(numbers, dtype=torch.bool)
-        nll, own = outputs.nll(phi @ W.mT, some.y)[0], -log_prob(run.y)
-        return torch.isclose(nll, own, rtol=tolerance, atol=tolerance)
+        (nll, slope), own = outputs.nll(phi @ W.mT, some.y), -log_prob(run.y)
+        # what rounding of f, a sum of products, makes of the density
+        of_f = 4 * eps * phi.norm(dim=-1) * (slope.abs() @ W.norm(dim=-1))
+        return (nll == own) | ((nll - own).abs() <= eps**0.5 * (1 + own.abs()) + of_f)
 
     return bool(in_chunks(fit, torch.arange(len(rows.x))).all())
 
