@@ -40,7 +40,7 @@ from pyro_bnn.program.handlers import (
 )
 from pyro_bnn.program.joint import Joint
 from pyro_bnn.program.model_facts import dtype_and_device, input_dtype, require_two_classes
-from pyro_bnn.program.rows import FewRows
+from pyro_bnn.program.rows import FewRows, spread_over
 from pyro_bnn.program.slopes import require_gradients
 from pyro_bnn.program.terms import (
     Batch,
@@ -53,6 +53,7 @@ from pyro_bnn.program.terms import (
 
 MANY, NUM_NUMBERS = 2_000, 100_000
 """Rows, and numbers of x, on which a model is run to see that its rows are apart."""
+SPREAD = 256  # rows on which a likelihood is looked at
 
 
 class Program(Joint):
@@ -87,6 +88,7 @@ class Program(Joint):
         num_function_outputs: Columns F of f.
         example: The first two rows, of a frozen body their features.
         example_x: Inputs of the first two rows.
+        spread: At most a few hundred rows, among them those of extreme inputs.
         times_set: How often point estimates were set, where features depend on them.
     """
 
@@ -119,6 +121,9 @@ class Program(Joint):
         self._y_dtype = y.dtype
         self._predictive_is_checked = False
         self.example = Batch(x[:2].clone(), y[:2].clone())
+        self.spread = Batch(x, y).take(
+            spread_over(x, min(SPREAD, NUM_NUMBERS // max(1, x[0].numel())))
+        )
         first = x[:1].clone(), y[:1].clone()
         check = partial(self._check_rows, x, y, num_traced)
         super().__init__(model, first, trace=trace, check=check)

@@ -18,6 +18,7 @@ from pyro_bnn.program.random_state import seeded
 
 SOME = 8  # rows that are compared
 ROUNDING = 1e-4  # by which f of a row alone may differ from that among others
+NUM_LOOKED_AT = 1_000_000  # numbers among which extremes are looked for
 SHAKEN = 8  # roundings by which numbers are moved to see how far these go
 MOST_NOISE = 10  # times as far as this may f of a row alone differ from that among others
 LEAST_CHANGE = 1e-6  # nats: less is that of a likelihood which is sure of y
@@ -50,6 +51,22 @@ def depends_on_rows(model: Model, x: Tensor) -> ModelError:
                 "in a row"
             )
     return ModelError(f"{DEPENDS}{APART}")
+
+
+def spread_over(x: Tensor, most: int) -> Tensor:
+    """Numbers of about so many rows: the first two, those of extreme inputs, and some between.
+
+    Extremes are those of some of the inputs, among rows of about a million numbers.
+    """
+    num_rows, width = len(x), max(1, x[0].numel())
+    some = torch.linspace(0, num_rows - 1, min(num_rows, max(2, NUM_LOOKED_AT // width))).long()
+    inputs = x[some.to(x.device)].flatten(1)[:, : most // 4].double()
+    finders = (torch.argmin, torch.argmax) if inputs.numel() else ()
+    extremes = [some[find(inputs, 0).cpu()] for find in finders]
+    even = torch.linspace(0, num_rows - 1, min(num_rows, max(1, most // 2))).long()
+    rows = torch.cat([torch.arange(min(2, num_rows)), *extremes, even])
+    found: Tensor = torch.unique(rows)
+    return found.to(x.device)
 
 
 class FewRows:

@@ -423,7 +423,8 @@ def _explains_rows_at(program: Program, head: Head, rows: Batch, z: Tensor, para
         (nll, slope), own = outputs.nll(phi @ W.mT, some.y), -log_prob(run.y)
         # what rounding of f, a sum of products, makes of the density
         of_f = 4 * eps * phi.norm(dim=-1) * (slope.abs() @ W.norm(dim=-1))
-        return (nll == own) | ((nll - own).abs() <= eps**0.5 * (1 + own.abs()) + of_f)
+        fits: Tensor = (nll - own).abs() <= eps**0.5 * (1 + own.abs()) + of_f
+        return fits | (nll == own)  # infinite ones
 
     return bool(in_chunks(fit, torch.arange(len(rows.x))).all())
 

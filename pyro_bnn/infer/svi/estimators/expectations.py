@@ -33,6 +33,7 @@ from pyro_bnn.sites import Site
 NUM_NODES = 20  # of the quadrature
 NUM_OF_SQUARE = 2  # which are exact for polynomials up to the third degree
 ROUNDING = 1e-6  # of logits
+FAR = 1_000.0  # outputs that a likelihood which bounds f would not take as they are
 
 
 class OutputExpectation(ABC):
@@ -153,7 +154,7 @@ def expectation_of(program: Program, sites: Sequence[Site]) -> OutputExpectation
 
 
 class _Likelihood:
-    """Which outputs a distribution of y sees, looked at on the example's rows.
+    """Which outputs a distribution of y sees, looked at on rows that are spread over all.
 
     Args:
         program: The model as tensor functions.
@@ -169,25 +170,33 @@ class _Likelihood:
 
     def _run(self, output: Tensor | None = None) -> Any:
         return self._program.run(
-            self._values, self._program.example, self._program.params, output=output
+            self._values, self._program.spread, self._program.params, output=output
         )
 
     @property
     def are_logits(self) -> bool:
         """Whether y is one of F classes whose logits are f."""
-        if not isinstance(self.fn, dist.Categorical) or self.fn.logits.shape != self.f.shape:
-            return False
-        gap = (self.fn.logits - self.f.log_softmax(-1)).abs().max()
-        return bool(gap <= ROUNDING * (1 + self.f.abs().max()))
+
+        def are(f: Tensor, fn: Any) -> bool:
+            if not isinstance(fn, dist.Categorical) or fn.logits.shape != f.shape:
+                return False
+            gap = (fn.logits - f.log_softmax(-1)).abs().max()
+            return bool(gap <= ROUNDING * (1 + f.abs().max()))
+
+        return are(self.f, self.fn) and are(*self._far(self.f.shape[-1]))
 
     def is_centred(self, columns: int) -> bool:
         """Whether noise is Gaussian around the first columns of f."""
-        f = self.f[..., :columns]
-        return (
-            isinstance(self.fn, dist.Normal)
-            and self.fn.loc.numel() == f.numel()
-            and torch.equal(self.fn.loc, f.reshape(self.fn.loc.shape))
-        )
+
+        def is_around(f: Tensor, fn: Any) -> bool:
+            loc = f[..., :columns]
+            return (
+                isinstance(fn, dist.Normal)
+                and fn.loc.numel() == loc.numel()
+                and torch.equal(fn.loc, loc.reshape(fn.loc.shape))
+            )
+
+        return is_around(self.f, self.fn) and is_around(*self._far(columns))
 
     def is_each_of_its_own(self) -> bool:
         """Whether the density of each number of y depends on the output of its own place alone."""
@@ -202,6 +211,14 @@ class _Likelihood:
             and self._is_seen_alone(half + k, k, half)
             for k in range(half)
         )
+
+    def _far(self, columns: int) -> tuple[Tensor, Any]:
+        """Outputs whose first columns are beyond bounds on f, and the distribution of y there."""
+        output = self.f.clone()
+        far = torch.linspace(-FAR, FAR, output[..., :columns].numel())
+        output[..., :columns] = far.reshape(output[..., :columns].shape).to(output)
+        with torch.no_grad():
+            return output, base_distribution(self._run(output).y["fn"])
 
     def _moved(self, column: int) -> tuple[Any, Tensor]:
         """The distribution of y where a column of f has moved by 1, and y."""

@@ -22,11 +22,13 @@ from pyro_bnn.guides import Guide
 from pyro_bnn.infer.svi.estimators.estimator import has_own_noise
 from pyro_bnn.infer.svi.estimators.gaussian_weights import GaussianWeights, Product, Weight
 from pyro_bnn.program.batched import without_vmap_warnings
+from pyro_bnn.program.head import is_view_of
 from pyro_bnn.program.program import Program
 from pyro_bnn.program.terms import Params
 from pyro_bnn.sites import Site
 
 ROUNDING = 1e-3  # of f, by which a network that is linear may differ from it
+SIZES = (1.0, 1_000.0)  # of the values at which it is looked at
 SMALLEST = 1e-30  # variance of f, whose root has a gradient
 
 
@@ -226,35 +228,45 @@ class LastLayerOutputs:
         program = self._program
         values = program.constrain(program.initial)
         given = [Weight(s.name, values[s.name], values[s.name]) for s in self._sites]
-        products: list[tuple[Product, Tensor]] = []
+        products: list[tuple[Product, Tensor, int]] = []
         others: list[str] = []
 
         def look(product: Product) -> Tensor:
-            products.append((product, product.mean()))
-            return products[-1][1]
+            mean = product.mean()
+            products.append((product, mean, mean._version))
+            return mean
 
-        with torch.no_grad(), GaussianWeights(given, look, lambda *what: others.extend(what)):
+        with (
+            torch.inference_mode(mode=False),
+            torch.no_grad(),
+            GaussianWeights(given, look, lambda *what: others.extend(what)),
+        ):
             f = program.function_at(values, program.example.x, program.params)
         if others or len(products) != 1:
             return False, False
-        product, value = products[0]
+        product, value, version = products[0]
         is_whole = len(product.weights) == len(given) and value.numel() == f.numel()
         is_plain = product.x.ndim == 2 and not product.is_convolution
-        is_product = is_whole and is_plain and torch.equal(value.reshape(f.shape), f)
+        is_product = is_whole and is_plain and is_view_of(f, value, version)
         return is_product, is_product and all(w.loc is values[w.site] for w in product.weights)
 
     def _require_linear(self) -> None:
-        """Compare f at the sum of two values of the part's sites with the sum of f there."""
+        """Compare f at the sum of two values of the part's sites with the sum of f there.
+
+        So it is at large values, too, which reach the bounds that a network may put on f.
+        """
         is_linear = all(site.is_real for site in self._sites)
         if is_linear:
             program = self._program
             generator = torch.Generator().manual_seed(0)
             a, b = torch.randn(2, self._part.num_latents, generator=generator).to(program.initial)
             weights = torch.stack([a, b, a + b, torch.zeros_like(a)])
-            with torch.no_grad():
-                f = self._functions(program.initial, weights, program.example.x, program.params)
-            gap = (f[0] + f[1] - f[2] - f[3]).abs().max()
-            is_linear = bool(gap <= ROUNDING * f.abs().max())
+            for size in SIZES:
+                with torch.no_grad():
+                    many, x = size * weights, program.spread.x
+                    f = self._functions(program.initial, many, x, program.params)
+                gap = (f[0] + f[1] - f[2] - f[3]).abs().max()
+                is_linear = is_linear and bool(gap <= ROUNDING * f.abs().max())
         if not is_linear:
             names = ", ".join(site.name for site in self._sites)
             raise SiteError(
