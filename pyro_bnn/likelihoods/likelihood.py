@@ -75,8 +75,19 @@ def match_observation(y: Tensor, distribution: Distribution) -> Tensor:
     elif y.ndim == 2 and len(expected) == 1 and y.shape[1] == 1:
         y = y.squeeze(-1)
     if y.shape != expected:
+        what = "one row for each row of x, one column for each target"
+        if y.ndim == 1 and len(expected) == 2 and _are_classes(y, expected[1]):
+            what += (
+                f"; if y holds classes, as its whole numbers below {expected[1]} could be, take "
+                f"likelihood=bnn.likelihoods.Categorical({expected[1]})"
+            )
         raise ShapeError(
             f"y has shape {tuple(given)}, but the likelihood of this network output is over "
-            f"{tuple(expected)}: one row for each row of x, one column for each target"
+            f"{tuple(expected)}: {what}"
         )
     return y
+
+
+def _are_classes(y: Tensor, num_classes: int) -> bool:
+    """Whether y could be the labels of so many classes."""
+    return bool(((y >= 0) & (y < num_classes) & (y == y.long())).all())

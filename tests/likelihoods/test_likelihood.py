@@ -122,6 +122,17 @@ def test_other_shapes_are_refused(fn: Any, shape: tuple[int, ...], expected: str
     assert caught.match(f"is over {expected}: one row for each row of x, one column for each")
 
 
+def test_labels_of_classes_lead_to_the_likelihood_of_classes() -> None:
+    fn = dist.Normal(torch.zeros(4, 3), 1.0).to_event(1)
+    words = r"; if y holds classes, .* below 3 .* likelihood=bnn\.likelihoods\.Categorical\(3\)$"
+    for labels in (torch.tensor([0, 2, 1, 0]), torch.tensor([0.0, 2.0, 1.0, 0.0])):
+        with pytest.raises(ShapeError, match=words):
+            match_observation(labels, fn)
+    for numbers in ([0, 3, 1, 0], [0, -1, 1, 0], [0.0, 0.5, 1.0, 2.0]):
+        with pytest.raises(ShapeError, match="one column for each target$"):
+            match_observation(torch.tensor(numbers), fn)
+
+
 @pytest.mark.parametrize("name", ["Normal", "Bernoulli", "Poisson", "StudentT"])
 def test_f_of_one_dimension_is_a_column(name: str) -> None:
     """In a plate of its rows f [N] would otherwise be N targets of each row."""
