@@ -129,7 +129,7 @@ def test_labels_of_classes_lead_to_the_likelihood_of_classes() -> None:
         with pytest.raises(ShapeError, match=words):
             match_observation(labels, fn)
     for numbers in ([0, 3, 1, 0], [0, -1, 1, 0], [0.0, 0.5, 1.0, 2.0]):
-        with pytest.raises(ShapeError, match="one column for each target$"):
+        with pytest.raises(ShapeError, match=r"one column for each target$"):
             match_observation(torch.tensor(numbers), fn)
 
 
