@@ -60,7 +60,10 @@ class BayesianModule(Network):
         parameters = dict(self.net.named_parameters())  # a tied weight stands here once
         floating = (p for p in parameters.values() if p.is_floating_point())
         _like(self.likelihood, next(floating, torch.empty(0)))
-        matched = match_priors(NormalPrior() if priors is None else priors, parameters)
+        first = {id(parameter): name for name, parameter in parameters.items()}
+        everywhere = self.net.named_parameters(remove_duplicate=False)
+        tied = {name: first[id(p)] for name, p in everywhere if name not in parameters}
+        matched = match_priors(NormalPrior() if priors is None else priors, parameters, tied)
         is_one = not isinstance(priors, Mapping | NamedPrior)  # prior for all weights
         if is_one:
             matched = suited_to_norms(self.net, matched)

@@ -115,13 +115,16 @@ def as_prior(prior: PriorLike) -> AnyPrior:
     return Independent(prior)
 
 
-def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, AnyPrior]:
+def match_priors(
+    prior: Priors, names: Iterable[str], tied: Mapping[str, str] | None = None
+) -> dict[str, AnyPrior]:
     """Assign a prior to every name that a pattern matches.
 
     Args:
         prior: One prior for all names, or a mapping from shell patterns (``"*.weight"``,
             ``"layers.0.*"``) to priors; the first pattern that matches a name wins.
         names: Names of the weight tensors.
+        tied: Other names of the same tensors, each with the one that stands in ``names``.
 
     Returns:
         The prior of each matched name; names that no pattern matches are absent.
@@ -136,6 +139,12 @@ def match_priors(prior: Priors, names: Iterable[str]) -> dict[str, AnyPrior]:
     for pattern in prior:
         fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not fitting:
+            for other, own in (tied or {}).items():
+                if fnmatch.fnmatchcase(other, pattern):
+                    raise SiteError(
+                        f"the prior pattern {pattern!r} matches no parameter of its own: {other} "
+                        f"is the same tensor as {own}; name that one"
+                    )
             raise SiteError(
                 f"the prior pattern {pattern!r} matches no parameter; there are {', '.join(names)}"
             )
