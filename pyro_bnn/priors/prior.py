@@ -139,11 +139,11 @@ def match_priors(
     for pattern in prior:
         fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not fitting:
-            for other, own in (tied or {}).items():
+            for other, first in (tied or {}).items():
                 if fnmatch.fnmatchcase(other, pattern):
                     raise SiteError(
-                        f"the prior pattern {pattern!r} matches no parameter of its own: {other} "
-                        f"is the same tensor as {own}; name that one"
+                        f"the prior pattern {pattern!r} matches no parameter of its first: {other} "
+                        f"is the same tensor as {first}; name that one"
                     )
             raise SiteError(
                 f"the prior pattern {pattern!r} matches no parameter; there are {', '.join(names)}"
