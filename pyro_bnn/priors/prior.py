@@ -142,7 +142,7 @@ def match_priors(
             for other, first in (tied or {}).items():
                 if fnmatch.fnmatchcase(other, pattern):
                     raise SiteError(
-                        f"the prior pattern {pattern!r} matches no parameter of its first: {other} "
+                        f"the prior pattern {pattern!r} matches no parameter of its own: {other} "
                         f"is the same tensor as {first}; name that one"
                     )
             raise SiteError(
