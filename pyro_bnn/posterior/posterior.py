@@ -59,6 +59,7 @@ class Posterior(SitePosterior):
 
     def __init__(self, program: Program, provenance: Provenance) -> None:
         super().__init__(program, provenance)
+        program.forget_rows()
         self.predictor = program
         self.chunks = Chunks(program)
         self._kept: tuple[tuple[int, int], Draws] | None = None

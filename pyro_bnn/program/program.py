@@ -88,7 +88,8 @@ class Program(Joint):
         num_function_outputs: Columns F of f.
         example: The first two rows, of a frozen body their features.
         example_x: Inputs of the first two rows.
-        spread: At most a few hundred rows, among them those of extreme inputs.
+        spread: At most a few hundred rows, among them those of extreme inputs; those of
+            ``example`` once :meth:`forget_rows` is called.
         times_set: How often point estimates were set, where features depend on them.
     """
 
@@ -157,6 +158,10 @@ class Program(Joint):
             return plain
         with explained(self.model, plain, self.example_x), self.snapshot.held():
             return self._body.of(plain, {**self.snapshot.buffers, **self.params}, x)
+
+    def forget_rows(self) -> None:
+        """Keep no rows but the first two: a posterior needs no others."""
+        self.spread = self.example
 
     def plain_inputs(self, x: Tensor) -> Tensor:
         """Inputs in the dtype and on the device of the model, which takes them, too.
