@@ -18,7 +18,7 @@ from pyro_bnn.program.random_state import seeded
 
 SOME = 8  # rows that are compared
 ROUNDING = 1e-4  # by which f of a row alone may differ from that among others
-NUM_LOOKED_AT = 1_000_000  # numbers among which extremes are looked for
+NUM_LOOKED_AT = 1 << 18  # numbers of inputs whose extremes are looked for
 SHAKEN = 8  # roundings by which numbers are moved to see how far these go
 MOST_NOISE = 10  # times as far as this may f of a row alone differ from that among others
 LEAST_CHANGE = 1e-6  # nats: less is that of a likelihood which is sure of y
@@ -56,11 +56,11 @@ def depends_on_rows(model: Model, x: Tensor) -> ModelError:
 def spread_over(x: Tensor, most: int) -> Tensor:
     """Numbers of about so many rows: the first two, those of extreme inputs, and some between.
 
-    Extremes are those of some of the inputs, among rows of about a million numbers.
+    Extremes are those of some of the inputs, among rows of about 260,000 numbers.
     """
     num_rows, width = len(x), max(1, x[0].numel())
     some = torch.linspace(0, num_rows - 1, min(num_rows, max(2, NUM_LOOKED_AT // width))).long()
-    inputs = x[some.to(x.device)].flatten(1)[:, : most // 4].double()
+    inputs = x[some.to(x.device)].flatten(1)[:, : most // 4].float()
     finders = (torch.argmin, torch.argmax) if inputs.numel() else ()
     extremes = [some[find(inputs, 0).cpu()] for find in finders]
     even = torch.linspace(0, num_rows - 1, min(num_rows, max(1, most // 2))).long()
