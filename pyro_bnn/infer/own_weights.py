@@ -53,14 +53,15 @@ class OwnWeights:
         """
         if not self.is_told:
             self.is_told = True
+            level = logging.WARNING if self.is_shown else logging.INFO
             logger.log(
-                logging.WARNING if self.is_shown else logging.INFO,
+                level,
                 '%s starts at the weights of the network itself%s; init="prior" starts at draws '
                 "from the prior",
                 what,
                 others,
             )
-            tell_order(self.class_names, logging.WARNING)
+            tell_order(self.class_names, level)
 
 
 def tell_order(class_names: Sequence[str] | None, level: int) -> None:
